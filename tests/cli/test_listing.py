@@ -59,7 +59,7 @@ def test_methods_are_shown_once_in_their_group() -> None:
     groups = shown()
     assert list(groups) == ["", "ours", "paper", "baseline", "centralised"]
     assert any("fedalc train --dataset NAME " in line for line in groups[""])
-    assert names(groups["ours"]) == ["fedalc-exact", "fedalc-oneshot", "fedalc-plda"]
+    assert names(groups["ours"]) == ["fedalc-exact", "fedalc-oneshot", "fedalc-tree", "fedalc-columns", "fedalc-plda"]
     assert names(groups["paper"]) == ["fedalc", "fedalc-fixed"]
     assert names(groups["centralised"]) == list(ORACLES)
     assert sorted(name for lines in groups.values() for name in names(lines)) == sorted(BUILT_IN)

@@ -34,7 +34,9 @@ def built_in_only() -> Iterator[None]:
 
 def test_every_setting_of_a_run_is_there_and_has_a_meaning() -> None:
     settings = {one.name: one for one in all_settings()}
-    assert set(settings) == set(flat(Experiment().to_dict())) | {"options", "options.shrinkage"}
+    tree = ("beam", "cluster_penalty", "cluster_weight", "clusters_from", "nearness", "steps")
+    own = {"options", "options.shrinkage", *(f"options.{name}" for name in tree)}
+    assert set(settings) == set(flat(Experiment().to_dict())) | own
     for one in settings.values():
         assert len(one.meaning) >= 10 and one.meaning[-1] in ".…)", f"{one.name} has no meaning: add a docstring"
         assert one.values not in ("", "any value"), one.name
@@ -77,7 +79,8 @@ def test_who_uses_a_setting() -> None:
 
 def test_one_setting_is_explained(tmp_path: Path) -> None:
     shown = run("settings", "server.learning_rate", cwd=tmp_path).stdout
-    assert "number > 0" in shown and "all federated methods but fedalc-oneshot, fedalc-plda, fedncm, fed3r" in shown
+    solved = "fedalc-oneshot, fedalc-tree, fedalc-columns, fedalc-plda, fedncm, fed3r"
+    assert "number > 0" in shown and f"all federated methods but {solved}" in shown
     assert "0.01 (fedaws, fedalc, fedalc-fixed 0.005)" in shown
     several = run("settings", "margin", cwd=tmp_path).stdout
     assert [name in several for name in ("client.margin", "regularizer.margin", "fixed.margin")] == [True] * 3

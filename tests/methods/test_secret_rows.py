@@ -121,7 +121,7 @@ def test_engines_agree_or_the_method_is_refused_by_name(key: Path, method: str) 
         "embeddings": {"secret": True},
         "collection": {"key": str(key)},
     }
-    if method in ("feduv", "fedmlh", "fedncm", "fed3r", "fedalc-plda"):
+    if method in ("feduv", "fedmlh", "fedncm", "fed3r", "fedalc-plda", "fedalc-tree", "fedalc-columns"):
         with pytest.raises(ConfigError, match=rf"embeddings\.secret: {method} "):
             fedalc.experiment(values)
     else:

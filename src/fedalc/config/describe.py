@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from fedalc.config.experiment import Experiment, flat
 from fedalc.config.facts import METHOD_SECTIONS, MethodFacts, encoder_facts, method_facts
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import NONE, PRESETS
+from fedalc.config.schema import NONE, PRESETS, Settings
 from fedalc.config.unused import MORE, ONLY_WITH, SET, Conditions, Fact
 from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES
 from fedalc.errors import ConfigError, FedalcError
@@ -141,30 +142,30 @@ def _setting(name: str, entry: Mapping[str, Any], defaults: _Defaults) -> Settin
 
 def _own_options() -> Iterator[Section]:
     """Yield the settings that methods of the user's own have in [options]."""
+    having: dict[type[Settings], list[str]] = {}
     for method in METHODS:
-        try:
-            kind = method_facts(method).Options
-        except FedalcError:  # of an installed package that cannot be loaded
-            continue
-        if kind is not None:
-            fields = kind.model_json_schema(by_alias=True)["properties"]
-            yield Section(
-                "options",
-                f"Settings of the method {method}.",
-                tuple(
-                    Setting(
-                        name=f"options.{key}",
-                        meaning=" ".join(str(entry.get("description", "")).split()),
-                        values=_values(key, entry),
-                        default=entry.get("default"),
-                        methods=(method,),
-                        encoders=None,
-                        only_with=(),
-                        presets={},
-                    )
-                    for key, entry in fields.items()
-                ),
-            )
+        with suppress(FedalcError):  # of an installed package that cannot be loaded
+            if (kind := method_facts(method).Options) is not None:
+                having.setdefault(kind, []).append(method)
+    for kind, methods in having.items():
+        fields = kind.model_json_schema(by_alias=True)["properties"]
+        yield Section(
+            "options",
+            f"Settings of the method {' and '.join(methods)}.",
+            tuple(
+                Setting(
+                    name=f"options.{key}",
+                    meaning=" ".join(str(entry.get("description", "")).split()),
+                    values=_values(key, entry),
+                    default=entry.get("default"),
+                    methods=tuple(methods),
+                    encoders=None,
+                    only_with=(),
+                    presets={},
+                )
+                for key, entry in fields.items()
+            ),
+        )
 
 
 # --- values ---

@@ -39,6 +39,8 @@ class MethodFacts:
     one_round: ClassVar[bool] = False
     #: Of a method of one round: do clients send Σ x xᵀ/m beside Σ x?
     sends_gram: ClassVar[bool] = True
+    #: Of a method of one round: does it ask for the sums of clusters of labels, over their own records?
+    sums_by_cluster: ClassVar[bool] = False
     #: Do the rows of W have length 1?
     unit_rows: ClassVar[bool] = True
     #: The only encoders that it can be used with, if it cannot be used with all.

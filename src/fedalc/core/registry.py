@@ -156,6 +156,8 @@ METHODS = Registry(
         "fedalc-fixed": "fedalc.methods.fedalc_fixed:FedALCFixed",
         "fedalc-exact": "fedalc.methods.fedalc_exact:FedALCExact",
         "fedalc-oneshot": "fedalc.methods.fedalc_oneshot:FedALCOneshot",
+        "fedalc-tree": "fedalc.methods.fedalc_tree:FedALCTree",
+        "fedalc-columns": "fedalc.methods.fedalc_tree:FedALCColumns",
         "fedalc-plda": "fedalc.methods.fedalc_plda:FedALCPlda",
         "fedncm": "fedalc.methods.fedncm:FedNCM",
         "fed3r": "fedalc.methods.fed3r:Fed3R",

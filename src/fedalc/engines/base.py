@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalc.core.sparse_products import WeightedBags
+from fedalc.engines.cluster_sums import ClusterSums
 from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
@@ -84,6 +85,10 @@ class Engine(ABC):
     @abstractmethod
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
+
+    def cluster_sums(self, labels: np.ndarray) -> ClusterSums:
+        """Return the sums of the owners of these labels, over the records of these labels alone."""
+        raise ConfigError("this engine does not add up sums of clusters; use fused or clients", "engine")
 
     def private_sums(self, model: Model) -> NoisedSums:
         """Return the sums of all owners with noise, for differential privacy of whole records."""

@@ -32,6 +32,7 @@ from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at, weighted_gram
 from fedalc.data.federation import Federation
 from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
+from fedalc.engines.cluster_sums import ClusterSums, sums_at_once
 from fedalc.engines.column_pass import ColumnPass
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.noised_sums import NoisedSums
@@ -194,6 +195,9 @@ class FusedEngine(Engine):
         traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, *sends)
         whole = self._gram_of_records(encoder, features, counted) if by_records else gram
         return Sums(whole, cross, constant.item(), self.federation.labels.nnz, traffic)
+
+    def cluster_sums(self, labels: np.ndarray) -> ClusterSums:
+        return sums_at_once(self.federation, labels, getattr(torch, self.settings.dtype))
 
     def private_sums(self, model: Model) -> NoisedSums:
         return sums_in_one_place(self._owned_records(model), model.W)

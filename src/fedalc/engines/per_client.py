@@ -14,6 +14,7 @@ from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
 from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
+from fedalc.engines.cluster_sums import ClusterSums, sums_of_each
 from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.owned_records import OwnedRecords
 from fedalc.engines.prefetch import one_ahead
@@ -132,6 +133,9 @@ class ClientsEngine(Engine):
         users = self.federation.sender_count(participants)
         traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram, self.method.secret_dim)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
+
+    def cluster_sums(self, labels: np.ndarray) -> ClusterSums:
+        return sums_of_each(self.federation, labels, getattr(torch, self.settings.dtype))
 
     def private_sums(self, model: Model) -> NoisedSums:
         return sums_in_one_place(self._owned_records(model), model.W)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
@@ -15,9 +16,10 @@ from fedalc.errors import ConfigError
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
 from fedalc.evaluation.verification import Trials
 from fedalc.models.calibration import Calibration
+from fedalc.models.column_scoring import make_scorer
 from fedalc.models.model import Model
 from fedalc.models.predicting import Scores, decide
-from fedalc.models.scoring import Scorer, ShardedScorer, SharedScorer
+from fedalc.models.scoring import ShardedScorer, SharedScorer
 
 MAP_LIMIT = 100_000_000  # instances × labels; beyond it mAP, which ranks every instance for every label, is left out
 
@@ -61,7 +63,7 @@ def evaluate(
 
 def scorer_for(model: Model, split: Split, held: np.ndarray, budget: int = DEFAULT_BUDGET) -> Ranking:
     """Return what scores a split, in one process or shared by several."""
-    scorer: type[Scorer | SharedScorer | ShardedScorer] = Scorer
+    scorer: Callable[..., Ranking] = make_scorer
     if distributed.here().count > 1:
         scorer = SharedScorer if model.shard is None else ShardedScorer
     return scorer(model, split.features, held, budget)

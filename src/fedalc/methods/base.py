@@ -13,6 +13,7 @@ from typing import Protocol, assert_never
 
 import numpy as np
 import torch
+from scipy.sparse import csc_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -65,6 +66,31 @@ class ClientSums(Protocol):
     def solve(self, ridge: float) -> Tensor: ...
 
     def objective(self, theta: Tensor, ridge: float) -> float: ...
+
+
+class ClusterSums(Protocol):
+    """The sums of the owners of some labels, over the records of these labels (`engines.cluster_sums`)."""
+
+    @property
+    def features(self) -> np.ndarray:
+        """The features of these records: what the rows below are."""
+
+    @property
+    def cross(self) -> csc_matrix:
+        """Σ_j x_j for each label."""
+
+    @property
+    def total(self) -> Tensor:
+        """Σ_u Σ_j x_j/m, where m counts these labels alone: each record once."""
+
+    @property
+    def records(self) -> float: ...
+
+    def solve(self, right: Tensor, penalty: float, steps: int, support: Tensor | None = None) -> Tensor: ...
+
+
+SumsOf = Callable[[np.ndarray], ClusterSums]
+"""From labels to the sums of their owners."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +283,10 @@ class Method(MethodFacts, ABC):
         """For methods of one round: return θ, from the clients' sums, and its loss."""
         theta = sums.solve(self.settings.server.ridge)
         return theta, sums.objective(theta, self.settings.server.ridge)
+
+    def fill_clusters(self, model: Model, sums_of: SumsOf) -> float:
+        """For methods with `sums_by_cluster`: the same, from sums that it asks for itself."""
+        raise NotImplementedError
 
     @abstractmethod
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -204,6 +204,8 @@ def random_rows(
 def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     """Return `collapse` for the labels that have a client, also if W is sharded over processes."""
     labels = torch.from_numpy(np.flatnonzero(held)).to(model.W.device)
+    if model.columns is not None:  # labels of a cluster share a row, and have weights of their own
+        return _figures(len(labels))
     if model.shard is None:
         return collapse(model.W[:, model.encoder.directions], budget, labels)
     C, W = len(labels), model.W.detach()

@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from fedalc.models.encoders import Encoder
+from fedalc.models.label_columns import LabelColumns
 from fedalc.models.sharding import Shard
 
 
 @dataclass
 class Model:
-    """θ (inside the encoder) and W with one row per label. With a `shard`, W has only the rows of this process."""
+    """θ (inside the encoder) and W with one row per label. With a `shard`, W has only the rows of this process; with
+    `columns`, each label has weights of its own within its cluster."""
 
     encoder: Encoder
     W: Tensor
     shard: Shard | None = None
+    columns: LabelColumns | None = None
 
     @property
     def theta(self) -> list[Tensor]:
@@ -64,7 +67,7 @@ class Model:
 @torch.no_grad()
 def model_with(like: Model, values: list[Tensor]) -> Model:
     """Return a copy of the model `like` with these `values`, on its device."""
-    model = Model(copy.deepcopy(like.encoder), like.W.clone(), like.shard)
+    model = Model(copy.deepcopy(like.encoder), like.W.clone(), like.shard, like.columns)
     for target, value in zip(model.values, values, strict=True):
         target.copy_(value)
     return model

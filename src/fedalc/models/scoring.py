@@ -46,7 +46,7 @@ class Scorer:
         return self._encode(everything, _portions("instances encoded", everything, self._at_once))
 
     def encode(self, rows: slice) -> Tensor:
-        return self._encode(rows, _slices(rows, self._at_once))
+        return self._encode(rows, slices(rows, self._at_once))
 
     @torch.no_grad()
     def _encode(self, rows: slice, parts: Iterable[slice]) -> Tensor:
@@ -149,11 +149,11 @@ class ShardedScorer:
         return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
 
 
-def _slices(rows: slice, at_once: int) -> Iterator[slice]:
+def slices(rows: slice, at_once: int) -> Iterator[slice]:
     for start in range(rows.start, rows.stop, at_once):
         yield slice(start, min(start + at_once, rows.stop))
 
 
 def _portions(what: str, rows: slice, at_once: int) -> Iterator[slice]:
     """Yield slices of `rows`, and report progress."""
-    return watched(what, _slices(rows, at_once), rows.stop - rows.start, lambda part: part.stop - part.start)
+    return watched(what, slices(rows, at_once), rows.stop - rows.start, lambda part: part.stop - part.start)

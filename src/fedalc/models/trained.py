@@ -25,7 +25,9 @@ from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.models.calibration import Calibration
 from fedalc.models.calibration_parts import calibration_tensors, read_calibration
+from fedalc.models.column_scoring import make_scorer
 from fedalc.models.encoders import make_encoder, scale_rows
+from fedalc.models.label_columns import LabelColumns
 from fedalc.models.model import Model
 from fedalc.models.predicting import Predictor
 from fedalc.models.scoring import Scorer
@@ -90,7 +92,7 @@ class TrainedModel(Predictor):
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        return Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
+        return make_scorer(self.model, scale_rows(features, self.encoder.features), self.held)
 
     def check_rows(self) -> None:
         """Refuse a model that cannot score: one with secret rows, as the server has it."""
@@ -106,6 +108,8 @@ class TrainedModel(Predictor):
         text_tensors, text_facts = text_parts(self.text)
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **text_tensors}
         tensors |= calibration_tensors(self.calibration)
+        columns = self.model.columns
+        tensors |= {} if columns is None else columns.tensors()
         facts = {
             "format": FORMAT,
             "kind": KIND,
@@ -117,6 +121,7 @@ class TrainedModel(Predictor):
             **text_facts,
             **({} if self.pictures is None else {PICTURES: self.pictures.facts()}),
             **({"secret_rows": True} if self.secret_rows else {}),
+            **({} if columns is None else {"columns": columns.facts()}),
         }
         save_folder(model_folder(folder), tensors, facts, keep_previous)
 
@@ -157,7 +162,10 @@ class TrainedModel(Predictor):
             calibration, secret = read_calibration(tensors, len(names)), facts.get("secret_rows", False)
             if type(secret) is not bool:
                 raise ValueError(f"secret_rows is {secret!r:.20}")
-            model = Model(encoder.to(device), W.to(device))
+            columns = None
+            if "columns" in facts:
+                columns = LabelColumns.restored(tensors, facts["columns"], (facts["features"], len(names)))
+            model = Model(encoder.to(device), W.to(device), columns=columns)
             return cls(model, settings, names, held, text, calibration, secret, pictures)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None

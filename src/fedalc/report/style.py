@@ -20,12 +20,12 @@ PALETTE = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00",
     "#888888", "#8B5CF6", "#8C6239", "#9BAF2D", "#8A3B52", "#5B6B7F",
     "#F000B8", "#FF005A", "#00B300", "#3333FF", "#2D5A00", "#871E87",
-    "#00B5B8", "#FF8C69",
+    "#00B5B8", "#FF8C69", "#005F73", "#4B0000",
 )  # fmt: skip
 BLUE, GREY = PALETTE[0], PALETTE[6]  # the grey is seen on white and on dark pages
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">", "<", "h", "*", "p", "d", "H", "8", "x", "+", "1", "2", "3")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">", "<", "h", "*", "p", "d", "H", "8", "x", "+", "1", "2", "3", "4", "|")
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from fedalc.evaluation.calibrate import (
     some_records,
 )
 from fedalc.models.calibration import Calibration
+from fedalc.models.column_scoring import make_scorer
 from fedalc.models.encoders import scale_rows
 from fedalc.models.model import Model
-from fedalc.models.scoring import Scorer
 from fedalc.training.federated import knowledge_for, simulated
 from fedalc.training.settings_for_data import is_large
 
@@ -75,7 +75,7 @@ def score_validation(
     """Return the scores of validation data. `scorer` scores all of it; `train` is what the model was trained on."""
     some, budget = some_records(validation, settings.seed), settings.memory_budget
     if some is not validation:
-        scorer = Scorer(model, some.features, held, budget)
+        scorer = make_scorer(model, some.features, held, budget)
     return held_out_scores(scorer, some.labels, held, log_shares(train.labels), settings.seed, budget)
 
 
@@ -114,7 +114,7 @@ def score_parts(
             done(number * rounds + round_number, len(parts) * rounds)
         traffic.add(training.ledger)
         held, budget = training.held, settings.memory_budget
-        scorer = Scorer(training.averaged_model(), part.features, held, budget)
+        scorer = make_scorer(training.averaged_model(), part.features, held, budget)
         shares = log_shares(rest.labels)
         found.append(held_out_scores(scorer, part.labels, held, shares, settings.seed + number, budget))
     seconds = time.perf_counter() - began

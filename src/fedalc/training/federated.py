@@ -19,6 +19,7 @@ from fedalc.core.seeds import torch_generator
 from fedalc.data.dataset import Split
 from fedalc.data.federation import Clients, form_clients
 from fedalc.engines import Engine, make_engine
+from fedalc.engines.cluster_sums import ClusterSums
 from fedalc.engines.sums import LARGEST_GRAM
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
@@ -29,6 +30,7 @@ from fedalc.labels.knowledge import LabelKnowledge, learn_labels
 from fedalc.methods import METHODS, Method, make_method
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders import Chance, make_encoder
+from fedalc.models.label_columns import LabelColumns
 from fedalc.models.model import Model, model_with
 from fedalc.training.newton import NewtonCG
 from fedalc.training.privacy_budget import planned_looks
@@ -192,12 +194,19 @@ class FederatedTraining:
     @torch.no_grad()
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
+        if self.method.sums_by_cluster:
+            return self.method.fill_clusters(self.model, self._cluster_sums)
         private = self.settings.privacy.mechanism == "sums"
         model = replace(self.model, W=self.method.summed_rows(self.model))
         sums = self.engine.private_sums(model) if private else self.engine.sums(model, clients)
         loss = self.method.fill(self.model, sums)
         self.ledger.add(sums.traffic)
         return loss
+
+    def _cluster_sums(self, labels: np.ndarray) -> ClusterSums:
+        sums = self.engine.cluster_sums(labels)
+        self.ledger.add(sums.traffic)
+        return sums
 
     @property
     def _can_solve_first_step(self) -> bool:
@@ -252,6 +261,7 @@ class FederatedTraining:
         averaged = [*self._averaged[:-1], *(self.model.all_rows(W) for W in self._averaged[-1:])]
         tensors |= {f"average.{i}": p for i, p in enumerate(averaged)}
         tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.buffers)}
+        tensors |= {} if self.model.columns is None else self.model.columns.tensors()
         tensors |= {} if self.knowledge is None else self.knowledge.tensors()
         tensors |= self.engine.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
@@ -262,6 +272,7 @@ class FederatedTraining:
             "seconds": self.seconds,
             "bytes_down": self.ledger.down,
             "bytes_up": self.ledger.up,
+            **({} if self.model.columns is None else {"columns": self.model.columns.facts()}),
             "labels": None if self.knowledge is None else self.knowledge.facts(),
             **self.engine.facts(),
         }
@@ -276,6 +287,9 @@ class FederatedTraining:
             value.copy_(self.model.own_rows(saved) if i == len(self._averaged) - 1 else saved)
         for i, statistic in enumerate(self.model.buffers):
             statistic.copy_(tensors[f"statistics.{i}"])
+        if "columns" in facts:
+            size = self.federation.feature_count, self.federation.label_count
+            self.model.columns = LabelColumns.restored(tensors, facts["columns"], size)
         prefix = "optimizer."
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         if self.knowledge is not None:

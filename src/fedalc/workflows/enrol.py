@@ -74,6 +74,8 @@ def enrolled(model: TrainedModel, name: str, features: Any, method: str | None =
     encoder, W = model.model.encoder, model.model.W
     if model.model.W.shape[1] != model.encoder.dim:
         raise _refusal(method, "it has several sub-models")
+    if model.model.columns is not None:
+        raise _refusal(method, "its label needs a cluster and weights of its own")
     if isinstance(encoder, Squares):
         batch = make_batch(scale_rows(features, model.encoder.features), np.zeros(features.shape[0]), W.dtype, W.device)
         assert isinstance(batch, SparseRows)

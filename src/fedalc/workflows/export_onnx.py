@@ -51,6 +51,10 @@ def export_onnx(run: Path, file: Path) -> Exported:
     if not isinstance(model, TrainedModel):
         raise FedalcError(f"{run}: holds a centralised oracle; only models of federated methods can be exported")
     model.check_rows()
+    if model.model.columns is not None:
+        raise FedalcError(
+            f"{run}: a model with weights for each label (fedalc-tree, fedalc-columns) is not exported yet"
+        )
     if file.is_dir():
         raise FedalcError(f"{file}: is a folder; name a file, such as {file / 'model.onnx'}")
     given = _sample(model)

@@ -102,7 +102,8 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     shard = shard_of(settings, data.label_count)
     rows = data.label_count if shard is None else shard.own.stop - shard.own.start
     needed = number * sub_models * (copies * theta + shape.drawn + 4 * rows * settings.encoder.dim)
-    if METHODS[settings.method].one_round and METHODS[settings.method].sends_gram:
+    method = METHODS[settings.method]
+    if method.one_round and method.sends_gram and not method.sums_by_cluster:
         needed += equations(settings, data, shape.width) ** 2 * (number + 28)  # and a solution in double precision
     if settings.device == "cpu" and needed > has:
         fewer = ", and so do fewer text.buckets" if data.text is not None else ""
