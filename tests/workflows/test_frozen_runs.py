@@ -75,7 +75,7 @@ def test_a_sentence_encoder_is_for_texts(tmp_path: Path) -> None:
     [
         ({"name": "resnet18", "frozen": True}, "encoder.frozen: resnet18 is trained from the weights"),
         ({"name": "linear", "frozen": False}, "encoder.pretrained: linear does not start from them"),
-        ({"pretrained": "/no/such"}, "encoder.pretrained: /no/such: no such folder"),
+        ({"pretrained": "/no/such"}, "encoder.pretrained: /no/such: no such file or folder"),
         ({"pretrained": None, "frozen": True}, "encoder.frozen: needs the weights of a network"),
     ],
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import EncoderSettings
 from fedalc.engines.traffic import Ledger
+from fedalc.errors import ConfigError
 from fedalc.labels.collection.messages import PSEUDONYM_BYTES
 from fedalc.methods import METHODS
 from fedalc.models.encoders import make_encoder
@@ -70,6 +71,10 @@ def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traf
     method, models = METHODS[settings.method], METHODS[settings.method].sub_models(settings)
     W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
     once = collection(settings, shape)
+    if method.sums_by_cluster:
+        raise ConfigError(
+            f"the bytes of {settings.method} depend on which features each client's records have", "method"
+        )
     if method.one_round:
         features, number = theta[0].shape[0], theta[0].element_size()
         each = Ledger.of_sums(features, number, shape.clients, sends_gram=method.sends_gram)
