@@ -40,16 +40,19 @@ class ClusterSums:
 
     features: np.ndarray
     gram: GramOfOwners  # Σ_u Σ_j x xᵀ/m
+    diagonal: Tensor  # of G
     cross: csc_matrix  # Σ_j x for each label
     total: Tensor  # Σ_u Σ_j x/m
     records: float  # Σ_u Σ_j 1/m
     traffic: Ledger
 
     def solve(self, right: Tensor, penalty: float, steps: int, support: Tensor | None = None) -> Tensor:
-        """Return θ of (G + penalty·I) θ = right by conjugate gradients, column by column. With `support` (ones and
-        zeros) a column has numbers only there, and solves the equations of these rows."""
-        theta, left, direction = torch.zeros_like(right), right.clone(), right.clone()
-        length = left.square().sum(0)
+        """Return θ of (G + penalty·I) θ = right by conjugate gradients, column by column, with the diagonal as
+        preconditioner: frequent features would need many steps otherwise. With `support` (ones and zeros) a column has
+        numbers only there, and solves the equations of these rows."""
+        scale = (1 / (self.diagonal + penalty)).unsqueeze(1)
+        theta, left, direction = torch.zeros_like(right), right.clone(), right * scale
+        length = (left * direction).sum(0)
         enough = length * torch.finfo(right.dtype).eps ** 2
         for _ in range(steps):
             product = (self.gram @ direction).add_(direction, alpha=penalty)
@@ -58,8 +61,9 @@ class ClusterSums:
             step = torch.where(length > enough, length / (direction * product).sum(0), 0.0)
             theta.addcmul_(direction, step)
             left.addcmul_(product, step, value=-1)
-            shorter = left.square().sum(0)
-            direction.mul_(torch.where(length > enough, shorter / length, 0.0)).add_(left)
+            scaled = left * scale
+            shorter = (left * scaled).sum(0)
+            direction.mul_(torch.where(length > enough, shorter / length, 0.0)).add_(scaled)
             length = shorter
         return theta
 
@@ -71,7 +75,8 @@ def sums_at_once(federation: Federation, labels: np.ndarray, dtype: torch.dtype)
     cross = (x.T @ owned.astype(x.dtype)).tocsc()
     total = torch.from_numpy(np.asarray(x.sum(axis=0)).ravel())
     traffic = _traffic(np.diff(cross.indptr), owned.nnz, total.element_size())
-    return ClusterSums(features, GramOfOwners.of_records(x), cross, total, float(len(instances)), traffic)
+    diagonal = torch.from_numpy(np.asarray(x.multiply(x).sum(axis=0)).ravel())
+    return ClusterSums(features, GramOfOwners.of_records(x), diagonal, cross, total, float(len(instances)), traffic)
 
 
 def sums_of_each(federation: Federation, labels: np.ndarray, dtype: torch.dtype) -> ClusterSums:
@@ -90,9 +95,10 @@ def sums_of_each(federation: Federation, labels: np.ndarray, dtype: torch.dtype)
         held, counted = held + len(instances), counted + float(share.sum())
     sent = hstack(cross, format="csc")
     features = np.unique(sent.indices)
-    own = GramOfOwners(_bags(gram[features][:, features]))
+    own, diagonal = gram[features][:, features], torch.from_numpy(gram.diagonal()[features])
     traffic = _traffic(np.diff(sent.indptr), held, total.itemsize)
-    return ClusterSums(features, own, sent[features], torch.from_numpy(total[features]), counted, traffic)
+    whole = GramOfOwners(_bags(own)), diagonal
+    return ClusterSums(features, *whole, sent[features], torch.from_numpy(total[features]), counted, traffic)
 
 
 def _records(federation: Federation, instances: np.ndarray, dtype: torch.dtype) -> tuple[csr_matrix, np.ndarray]:

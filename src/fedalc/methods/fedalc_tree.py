@@ -59,7 +59,7 @@ class FedALCTree(FedAvgFixed):
         """Clusters whose labels are ranked for a record."""
         nearness: Weight = 2.0
         """Weight of the cosine between a record and the mean of a label's records, in the label's score."""
-        steps: Count = 12
+        steps: Count = 20
         """Steps of conjugate gradients, for each regression."""
 
     help = "a tree of label clusters, in one round, for more labels than axes"
