@@ -151,6 +151,25 @@ def test_a_worker_that_ends_at_work_is_reported_and_not_asked_again(capsys: pyte
     assert len(pool.started) == 1 and pool.answer() == Status.FINISHED
 
 
+def test_half_an_answer_is_not_sent() -> None:
+    """Otherwise the node waits for the rest of it."""
+    pool = Pool()
+    task, message_id = pool.node.fetch()
+
+    def half(task_id: int) -> bool:
+        assert pool.node.state.activate_task(task_id)
+        (asked,) = pool.node.state.get_messages_legacy(is_reply=False)
+        reply = Message(RecordDict(), reply_to=asked)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        pool.node.state.store_message(reply)
+        return False
+
+    pool.does.append(half)
+    pool.workers.answer(pool.node.state, pool.node.store, task, message_id)
+    (reply,) = pool.node.state.get_messages_legacy(is_reply=True)
+    assert reply.has_error() and reply.metadata.reply_to_message_id == message_id
+
+
 def test_workers_that_cannot_be_started_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
 

@@ -146,6 +146,9 @@ def report_crash(state: Any, store: Any, task: Any, message_id: str) -> None:
     from flwr.common.constant import SubStatus
 
     print("a worker ended before it had answered; the server is told", flush=True)
+    for part in state.get_messages_legacy(run_ids=[task.run_id], is_reply=True):  # the rest of it will never come
+        state.delete_messages(message_ids=[part.metadata.message_id])
+        store.delete(part.metadata.message_id)
     state.get_messages_legacy(run_ids=[task.run_id], is_reply=False)  # Flower answers for what was fetched
     state._on_task_tokens_expired([task])
     state.finish_task(task.task_id, SubStatus.FAILED, "the worker ended")
