@@ -252,7 +252,7 @@ def test_writes_table_and_figure(tmp_path: Path) -> None:
 def test_tables_for_the_terminal(table: Communication) -> None:
     paper, rounds, *texts = rich_tables(measured(table))
     assert (paper.row_count, rounds.row_count) == (12, 7)
-    assert [each.row_count for each in texts] == [len(METHODS)] * 2
+    assert [each.row_count for each in texts] == [len(BY_SHAPES)] * 2
 
 
 def test_a_mistake_in_a_file_is_named(tmp_path: Path) -> None:
