@@ -241,7 +241,7 @@ def test_writes_table_and_figure(tmp_path: Path) -> None:
     communication(FOLDER, tmp_path)
     facts = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     assert [row["met"] for row in facts["paper"]].count(False) == 2
-    assert {row["method"] for row in facts["text"]} == set(METHODS)
+    assert {row["method"] for row in facts["text"]} == set(BY_SHAPES)
     first = facts["images"][0]
     assert first["all_clients"]["down"] == 1628 * 100 * 4 * (24_557_120 + 512)
     assert (tmp_path / "bytes.png").read_bytes().startswith(b"\x89PNG")
