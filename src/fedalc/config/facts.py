@@ -47,7 +47,7 @@ class MethodFacts:
     encoders: ClassVar[tuple[str, ...]] = ()
     #: The most features that it can be used with. None: any number.
     widest: ClassVar[int | None] = None
-    #: In verification: with fewer persons the user is told to take another method.
+    #: In verification: fewer persons give a warning that recommends another method.
     enough_persons: ClassVar[int] = 0
     #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.
     axis_per_label: ClassVar[bool] = False

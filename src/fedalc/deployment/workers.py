@@ -145,7 +145,7 @@ def report_crash(state: Any, store: Any, task: Any, message_id: str) -> None:
     """Answer for a worker that is gone, as Flower does a minute later."""
     from flwr.common.constant import SubStatus
 
-    print("a worker ended before it had answered; the server is told", flush=True)
+    print("a worker ended before it had answered; the server knows", flush=True)
     for part in state.get_messages_legacy(run_ids=[task.run_id], is_reply=True):  # the rest of it will never come
         state.delete_messages(message_ids=[part.metadata.message_id])
         store.delete(part.metadata.message_id)
