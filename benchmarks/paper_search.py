@@ -8,10 +8,11 @@ open. A setting is one value of each. Its distance is the mean of |ours - publis
     screen   settings drawn at random, two columns (fedavg; fedalc with λ = 10), a narrow network, few rounds
     step     one full-batch step, as in the preset `paper`, with larger rates in place of local work: all 13 columns,
              300 rounds, a narrow network
+    wide     the same with the paper's network, the better weights and rates between those: five columns
     local    the preset `paper` with every kind of local work in place of its large server rate: the same columns
     around   the best of both, and each with one choice changed: five columns
     long     the best of those: all 13 columns, 300 rounds, a narrow network
-    full     the best of those: all 13 columns, 300 rounds, the paper's network
+    full     the best of those, and of `wide`: all 13 columns, 300 rounds, the paper's network
     write    docs/results/paper-search.md and the figure, of what there is
 
 These runs look at published figures of the test set, because they reconstruct someone else's settings. Nothing else in
@@ -37,7 +38,7 @@ import numpy as np
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
 
-from paper_search_page import markdown, picture
+from paper_search_page import markdown, picture, picture_of_columns
 
 import fedalc
 from fedalc.core.atomic_files import write_text
@@ -75,7 +76,7 @@ NARROW = {"name": "mlp", "dim": 160, "embedding": 64, "hidden": [160, 160]}  # a
 FULL = {"name": "mlp", "dim": 512, "embedding": 512, "hidden": [1024, 1024]}
 FEW: tuple[Column, ...] = (("fedavg", None), ("fedalc", 10))
 SOME: tuple[Column, ...] = (*FEW, ("fedaws", 10), ("fedaws", 200), ("fedalc", 500))
-SCREENED, KEPT, LONG = 30, 2, 2  # settings: drawn; to look around; to train long
+SCREENED, KEPT, LONG, WIDE = 30, 2, 2, 2  # settings: drawn; to look around; to train long; and with a wide network
 SHORT_EPOCHS, LEAST_ROUNDS, LONG_ROUNDS = 120, 30, 300
 
 
@@ -133,10 +134,6 @@ def measured(setting: Setting, column: Column, rounds: int, width: str) -> dict[
     return found | {"seconds": round(time.process_time() - began)}
 
 
-def _ends_when_told() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 class Runs:
     """All finished runs, by name, in one file."""
 
@@ -147,7 +144,7 @@ class Runs:
         cheap_first = sorted(wanted, key=lambda one: one[0]["epochs"] * one[2])
         missing = {name_of(*one): one for one in cheap_first if name_of(*one) not in self.found}
         print(f"{len(missing)} of {len(wanted)} runs to make", flush=True)
-        with ProcessPoolExecutor(2, initializer=_ends_when_told) as pool:
+        with ProcessPoolExecutor(2) as pool:
             futures = {pool.submit(measured, *one): name for name, one in missing.items()}
             try:
                 for number, future in enumerate(as_completed(futures), start=1):
@@ -157,7 +154,7 @@ class Runs:
                     print(f"{number} of {len(missing)}: {said} {futures[future]}", flush=True)
             except KeyboardInterrupt:
                 for process in pool._processes.values():  # their runs are short, and made again
-                    process.terminate()
+                    process.kill()
                 raise
 
     def figure(self, setting: Setting, column: Column, rounds: int, width: str) -> float | None:
@@ -199,6 +196,12 @@ def with_one_step() -> list[Setting]:
     return [PRESET | {"server rate": server, "weights": of, "row factor": factor} for server, of, factor in free]
 
 
+def with_one_step_wide() -> list[Setting]:
+    """Return what was best of `with_one_step`, refined for the paper's network."""
+    free = product((50.0, 100.0), (1.5, 2.0))
+    return [PRESET | {"server rate": server, "weights": "samples", "row factor": factor} for server, factor in free]
+
+
 def with_local_work() -> list[Setting]:
     """Return the preset `paper` with other schedules, rates and weights of the average."""
     schedules: tuple[tuple[int, int | None], ...] = ((1, None), (2, None), (5, None), (20, None), (1, 32), (5, 32))
@@ -226,35 +229,45 @@ def to_train_long(runs: Runs) -> list[Setting]:
     return [one for _, one in runs.best(to_look_around(runs), SOME, None, "narrow")[:LONG]]
 
 
+def to_train_wide(runs: Runs) -> list[Setting]:
+    narrow = runs.best(to_train_long(runs), tuple(PUBLISHED), LONG_ROUNDS, "narrow")[:1]
+    wide = runs.best(with_one_step_wide(), SOME, LONG_ROUNDS, "full")[:WIDE]
+    return [one for _, one in narrow + wide]
+
+
 def of_stage(stage: str, runs: Runs) -> list[tuple[Setting, Column, int, str]]:
     if stage == "screen":
         return [(one, column, short_rounds(one), "narrow") for one in drawn() for column in FEW]
     if stage == "step":
         return [(one, column, LONG_ROUNDS, "narrow") for one in with_one_step() for column in PUBLISHED]
+    if stage == "wide":
+        return [(one, column, LONG_ROUNDS, "full") for one in with_one_step_wide() for column in SOME]
     if stage == "local":
         return [(one, column, short_rounds(one), "narrow") for one in with_local_work() for column in FEW]
     if stage == "around":
         return [(one, column, short_rounds(one), "narrow") for one in to_look_around(runs) for column in SOME]
     if stage == "long":
         return [(one, column, LONG_ROUNDS, "narrow") for one in to_train_long(runs) for column in PUBLISHED]
-    best = runs.best(to_train_long(runs), tuple(PUBLISHED), LONG_ROUNDS, "narrow")[:1]
-    return [(one, column, LONG_ROUNDS, "full") for _, one in best for column in PUBLISHED]
+    return [(one, column, LONG_ROUNDS, "full") for one in to_train_wide(runs) for column in PUBLISHED]
 
 
-STAGES = ("screen", "step", "local", "around", "long", "full")
+STAGES = ("screen", "step", "wide", "local", "around", "long", "full")
 
 
 def report(runs: Runs) -> None:
     tables = {
         "screen": runs.best(drawn(), FEW, None, "narrow"),
         "step": runs.best(with_one_step(), tuple(PUBLISHED), LONG_ROUNDS, "narrow"),
+        "wide": runs.best(with_one_step_wide(), SOME, LONG_ROUNDS, "full"),
         "local": runs.best(with_local_work(), FEW, None, "narrow"),
         "around": runs.best(to_look_around(runs), SOME, None, "narrow"),
         "long": runs.best(to_train_long(runs), tuple(PUBLISHED), LONG_ROUNDS, "narrow"),
-        "full": runs.best(to_train_long(runs), tuple(PUBLISHED), LONG_ROUNDS, "full"),
+        "full": runs.best(to_train_wide(runs), tuple(PUBLISHED), LONG_ROUNDS, "full"),
     }
     write_text(PAGE, markdown(runs.found, tables, PUBLISHED, CHOICES, runs.figure, short_rounds))
     picture(runs.found, CHOICES, PICTURE)
+    steps = [(one, "narrow") for one in with_one_step()] + [(one, "full") for one in with_one_step_wide()]
+    picture_of_columns(steps, PUBLISHED, runs.figure, PICTURE.with_stem("paper-search-columns"))
 
 
 def main() -> int:

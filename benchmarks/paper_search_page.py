@@ -19,6 +19,7 @@ COLOURS = {"fedavg": "#888888", "fedaws": "#D55E00", "fedalc": "#0072B2"}
 TITLES = {
     "screen": "Drawn at random, a narrow network, short runs (fedavg; fedalc, λ = 10)",
     "step": "The preset `paper`, one full-batch step, other rates: 300 rounds, a narrow network",
+    "wide": "The same with the paper's network, weights n_u/Σn: 300 rounds",
     "local": "The preset `paper` with local work, a narrow network, short runs (fedavg; fedalc, λ = 10)",
     "around": "Around the best: one choice changed, a narrow network, short runs",
     "long": "300 rounds, a narrow network",
@@ -45,12 +46,14 @@ def markdown(
         "of the test set, because they reconstruct someone else's settings; nothing else uses what they find.",
         "One seed. Distance: mean of |ours - published| over the columns that were run, in points of P@1.",
         "",
+        "![P@1 by column, ours and published](../images/paper-search-columns.png)",
         "![P@1 by choice](../images/paper-search.png)",
     ]
     for stage, rows in tables.items():
         if not rows:
             continue
-        width, rounds = "full" if stage == "full" else "narrow", 300 if stage in ("step", "long", "full") else None
+        width = "full" if stage in ("wide", "full") else "narrow"
+        rounds = 300 if stage in ("step", "wide", "long", "full") else None
         at = [(far, one, rounds or short_rounds(one)) for far, one in rows[:SHOWN]]
         columns = [one for one in published if figure(rows[0][1], one, at[0][2], width) is not None]
         number = f"{len(rows)} settings" + (f", the nearest {SHOWN}:" if len(rows) > SHOWN else ":")
@@ -108,3 +111,52 @@ def picture(found: Mapping[str, Mapping[str, Any]], choices: Mapping[str, Sequen
     figure.suptitle("Short runs of the search on Bibtex: each dot is a run, lines are means over runs with that value")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def picture_of_columns(
+    found: Sequence[tuple[Setting, str]], published: Mapping[Column, float], figure: Figure, path: Path
+) -> None:
+    """Draw P@1 of all columns of the table: a panel for each network, server rate and weights, a line for each rate of
+    the rows. `found`: settings, and the width of their network."""
+    panels = sorted({(width, one["weights"], one["server rate"]) for one, width in found})
+    factors = sorted({one["row factor"] for one, _ in found})
+    methods = list(dict.fromkeys(method for method, _ in published))
+    names = [_head(column) for column in published]
+    shape = 2, -(-len(panels) // 2)
+    sheet, axes = plt.subplots(*shape, figsize=(4 * shape[1], 7.5), sharey=True, constrained_layout=True, squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        width, weights, rate = panel
+        _line(axis, published, methods, list(published.values()), color="black", linewidth=2.5, label="published")
+        for one, of in found:
+            ours = [figure(one, column, 300, of) for column in published]
+            if (of, one["weights"], one["server rate"]) == panel and any(ours):
+                factor = one["row factor"]
+                colour = mpl.colormaps["viridis"](factors.index(factor) / len(factors))
+                _line(
+                    axis, published, methods, ours, color=colour, marker="o", markersize=3, label=f"rows × {factor:g}"
+                )
+        network = "paper's network" if width == "full" else "narrow network"
+        axis.set_title(f"{network}, {'1/C' if weights == 'uniform' else 'n_u/Σn'}, server rate {rate:g}", fontsize=9)
+        axis.set_xticks(range(len(names)), names, rotation=90)
+        axis.grid(axis="y", alpha=0.3)
+        axis.legend(frameon=False, fontsize=7, loc="lower center")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("P@1 on test")
+    sheet.suptitle("One full-batch step per round, 300 rounds: every column of the paper's Bibtex table (method, λ)")
+    sheet.savefig(path, dpi=110)
+    plt.close(sheet)
+
+
+def _line(
+    axis: Any, published: Mapping[Column, float], methods: Sequence[str], values: Sequence[float | None], **style: Any
+) -> None:
+    """Draw a line for each method, in one style; a column that was not run is left out."""
+    for method in methods:
+        points = [
+            (at, value) for at, (one, value) in enumerate(zip(published, values, strict=True)) if one[0] == method
+        ]
+        points = [(at, value) for at, value in points if value is not None]
+        axis.plot(*zip(*points, strict=True), **style) if points else None
+        style["label"] = None
