@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
+from fedalc.config.facts import encoder_facts, leaves_out_features, method_facts, parsed_options, solves_one_objective
 from fedalc.config.schema import LARGEST_SECRET, is_keyed
 from fedalc.core.registry import METRICS
 from fedalc.errors import NO_SEARCH, ConfigError, NeedsSecureSums, either
@@ -85,11 +85,14 @@ def _check_task(settings: Experiment) -> None:
 
 def _check_holders(settings: Experiment) -> None:
     """Check what leaving out features with few holders needs."""
-    if settings.server.least_holders == 1 or not method_facts(settings.method).one_round:
+    if not leaves_out_features(settings):
         return
     for possible, problem in (
         (settings.encoder.name == "linear", "is for the encoder linear: others mix features"),
-        (settings.engine != "flower", "real parties do not count holders of features yet"),
+        (
+            settings.engine != "flower" or settings.secure_sums.on,
+            "hides features in sums; without secure sums the server sees each party's own",
+        ),
         (
             not settings.privacy.covers_records,
             "counts holders without noise, which ε does not cover; the noise on the sums hides a single holder",

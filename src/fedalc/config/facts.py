@@ -152,6 +152,11 @@ def solves_one_objective(method: str, optimizer: str | None) -> bool:
     return optimizer in ("cg", "newton") or method_facts(method).one_round
 
 
+def leaves_out_features(settings: Experiment) -> bool:
+    """Return whether features that few parties have are left out."""
+    return settings.server.least_holders > 1 and method_facts(settings.method).one_round
+
+
 def known_method(name: Any) -> str:
     """Check the name of a method or oracle without importing it."""
     return _known(METHODS, name)

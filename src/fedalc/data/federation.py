@@ -142,8 +142,12 @@ class Federation:
         return np.asarray((records.T @ (self.features != 0).astype(np.int32)).tocsr().getnnz(axis=0))
 
     def without_rare_features(self, least: int) -> Federation:
-        """Return the federation without the features that fewer than `least` parties have. Columns stay, empty."""
-        kept = (self.holder_counts() >= least)[self.features.indices]
+        """Return the federation without the features that fewer than `least` parties have."""
+        return self.with_features(self.holder_counts() >= least)
+
+    def with_features(self, kept: np.ndarray) -> Federation:
+        """Return the federation with these features alone: a truth value for each. Columns stay, empty."""
+        kept = kept[self.features.indices]
         starts = np.concatenate([[0], np.cumsum(kept)])[self.features.indptr]
         features = csr_matrix((self.features.data[kept], self.features.indices[kept], starts), self.features.shape)
         return replace(self, features=features)

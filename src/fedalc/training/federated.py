@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import leaves_out_features
 from fedalc.config.resolve import for_labels
 from fedalc.core import distributed
 from fedalc.core.seeds import torch_generator
@@ -27,7 +28,7 @@ from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import make_hasher
 from fedalc.labels.collection.secret_rows import turned
 from fedalc.labels.knowledge import LabelKnowledge, learn_labels
-from fedalc.methods import METHODS, Method, make_method
+from fedalc.methods import Method, make_method
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders import Chance, make_encoder
 from fedalc.models.label_columns import LabelColumns
@@ -67,7 +68,7 @@ def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | No
     """Begin a training whose clients are all in this process."""
     settings = for_labels(settings, train.labels.shape[1])
     federation = form_clients(train, settings.clients, counted_parts(knowledge))
-    if settings.server.least_holders > 1 and METHODS[settings.method].one_round:
+    if leaves_out_features(settings):
         federation = federation.without_rare_features(settings.server.least_holders)
     hasher = make_hasher(settings.collection) if settings.embeddings.secret else None
     return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge, hasher)

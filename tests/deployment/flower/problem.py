@@ -16,14 +16,15 @@ from flwr.app import Context, Message, RecordDict
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.data.dataset import Split
+from fedalc.data.dataset import Features, Split
 from fedalc.deployment.flower import engine, search, secure_engine, take_census, text_census
+from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.server_app import app as server_app
 from fedalc.deployment.local import write_party
 from fedalc.deployment.twin import in_one_process
 from fedalc.engines import Engine
 from fedalc.engines.base import RoundResult
-from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.hashing import Hasher, canonical_features
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.messages import byte_order
 from fedalc.models.encoders import Chance
@@ -177,3 +178,8 @@ def in_round(t: int, change: Callable[[Message, Message], Message | None], kind:
         return change(asked, reply) if hit else reply
 
     return tamper
+
+
+def kept_out(key: Path | str, features: Features, share: float, what: str = "content") -> np.ndarray:
+    """Return which records parties with this key hold out, in every run."""
+    return held_out(Hasher("hmac-sha256", Key.read(str(key))).instances(canonical_features(features), what), share)

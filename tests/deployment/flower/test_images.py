@@ -23,13 +23,13 @@ from fedalc.data.images.images import ImageOptions, Images
 from fedalc.data.load import load_held
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.deployment.flower.held_out import read_held_out
-from fedalc.deployment.flower.party import Party, held_out
+from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.wire import encoder_tensors, pack
 from fedalc.deployment.local import write_data
 from fedalc.deployment.party import PartySide
 from fedalc.errors import ConfigError
 from fedalc.evaluation.evaluate import evaluate
-from fedalc.labels.collection.hashing import Hasher, canonical_pictures
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.keys import Key
 from fedalc.models.encoders import make_batch, make_encoder, picture_bytes
 from tests.deployment.flower.local_grid import LocalGrid
@@ -38,6 +38,7 @@ from tests.deployment.flower.problem import (
     RUN_ID,
     Nodes,
     asked,
+    kept_out,
     literal_twin,
     notes,
     overrides,
@@ -252,9 +253,9 @@ def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nod
     measured = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]["party score"]
     hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]), run=RUN_ID)
     row_of = {name: row for row, name in enumerate(found.label_names)}
-    digests = hasher.instances(canonical_pictures(pictures.features), f"content/{pictures.features.size}px")
+    out = kept_out(clinics[NODE]["key"], pictures.features, 0.5, f"content/{pictures.features.size}px")
     scores = []
-    for instance in np.flatnonzero(held_out(digests, 0.5)).tolist():
+    for instance in np.flatnonzero(out).tolist():
         batch = make_batch(pictures.features[instance], np.zeros(1), torch.float64, "cpu")
         g = found.model.encoder(batch)[0]
         for label in pictures.labels[[instance]].indices:
@@ -269,8 +270,8 @@ def test_ranking_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes)
     found = run(LocalGrid(clinics), tmp_path / "run", asked("fedavg-fixed", settings, **{"held-out-share": 0.5}))
     metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
     hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]), run=RUN_ID)
-    digests = hasher.instances(canonical_pictures(pictures.features), f"content/{pictures.features.size}px")
-    rows = np.flatnonzero(held_out(digests, 0.5) & (pictures.labels.getnnz(axis=1) > 0))
+    out = kept_out(clinics[NODE]["key"], pictures.features, 0.5, f"content/{pictures.features.size}px")
+    rows = np.flatnonzero(out & (pictures.labels.getnnz(axis=1) > 0))
     column = {pseudonym.tobytes().hex(): label for label, pseudonym in enumerate(hasher.labels(NAMES))}
     order = [column[name] for name in found.label_names]
     wanted = evaluate(found.model, Split(pictures.features[rows], pictures.labels[rows][:, order]), found.held)

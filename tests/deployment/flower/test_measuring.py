@@ -16,7 +16,6 @@ from fedalc.data.dataset import Split
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.measuring import read_metrics
-from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.deployment.local import write_xmlc
@@ -26,15 +25,21 @@ from fedalc.labels.collection.keys import Key
 from fedalc.models.encoders import SparseRows, scale_rows
 from fedalc.models.trained import TrainedModel
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import NAMES, RUN_ID, SETTINGS, Nodes, asked, in_round, notes, places, run
+from tests.deployment.flower.problem import (
+    NAMES,
+    RUN_ID,
+    SETTINGS,
+    Nodes,
+    asked,
+    in_round,
+    kept_out,
+    notes,
+    places,
+    run,
+)
 from tests.problems import random_split
 
 SHARE = {"held-out-share": 0.3}
-
-
-def kept_out(train: Split, parties: Nodes) -> np.ndarray:
-    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=RUN_ID)
-    return held_out(hasher.instances(canonical_sparse(train.features)), 0.3)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 def by_hand(found: TrainedModel, train: Split, parties: Nodes, owned: list[int]) -> tuple[float, float, int]:
     """Return (score, hinge loss, pairs) over all held-out pairs of these labels, computed without Flower."""
-    out, model = kept_out(train, parties), found.model
+    out, model = kept_out(parties[7]["key"], train.features, 0.3), found.model
     score, loss, pairs = 0.0, 0.0, 0
     for label in owned:
         rows = np.flatnonzero(out & (train.labels[:, [label]].toarray().ravel() > 0))
@@ -141,7 +146,7 @@ def test_what_is_held_out_is_never_trained_on_nor_collected(
         key.for_run(RUN_ID).mac("sha256", b"fedalc/1/instance/draw/1.0\0" + digest.tobytes())[:8] for digest in digests
     ]
     keys = np.array([int.from_bytes(start, "little", signed=True) for start in secret])
-    out = kept_out(train, parties)
+    out = kept_out(parties[7]["key"], train.features, 0.3)
     shared = np.asarray(train.labels.sum(axis=1)).ravel() > 1
     assert (out & shared).any() and (~out & shared).any()
     used: set[int] = set()

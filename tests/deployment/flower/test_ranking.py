@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from scipy.sparse import csr_matrix, hstack, vstack
 
 from fedalc.config.schema import SelectionSettings
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.census import Census
-from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.ranking import RANK, BestAtParties, PartyHits, read_hits
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.wire import BadMessage, pack
 from fedalc.errors import ConfigError
 from fedalc.evaluation.evaluate import evaluate
-from fedalc.labels.collection.hashing import Hasher, canonical_sparse
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.messages import byte_order
 from fedalc.models.encoders import scale_rows
@@ -39,6 +38,7 @@ from tests.deployment.flower.problem import (
     Nodes,
     asked,
     in_round,
+    kept_out,
     notes,
     run,
     write_parties,
@@ -69,7 +69,7 @@ def hasher(parties: Nodes) -> Hasher:
 
 def union(train: Split, parties: Nodes) -> Split:
     """Return the held-out records of all parties in one place, with all of their labels, in the order of W's rows."""
-    out = held_out(hasher(parties).instances(canonical_sparse(train.features)), SHARE)
+    out = kept_out(parties[7]["key"], train.features, SHARE)
     order = byte_order(hasher(parties).labels(NAMES))
     rows = np.flatnonzero(out & (train.labels.getnnz(axis=1) > 0))
     return Split(train.features[rows], train.labels[rows][:, order])
@@ -124,7 +124,7 @@ def test_the_best_round_is_kept(
     tmp_path: Path, train: Split, parties: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rate so large that later rounds are worse."""
-    settings = settings_for("fedavg-fixed") | {"server.learning_rate": 3.0, "server.optimizer": "sgd"}
+    settings = settings_for("fedavg-fixed") | {"server.learning_rate": 1.0, "server.optimizer": "sgd"}
     settings |= {"selection.metric": "nDCG@3"}
     grid = asked("fedavg-fixed", settings, **HELD_OUT, **{"num-server-rounds": 6})
     found = run(LocalGrid(parties), tmp_path / "run", grid)
@@ -157,7 +157,7 @@ def odd_split(parties: Nodes) -> tuple[Split, Split]:
     features = vstack([hstack([base.features, csr_matrix((60, 10))]), hstack([csr_matrix((60, 20)), other.features])])
     features = csr_matrix(features, dtype=np.float32)
     labels = vstack([base.labels, other.labels]).toarray()
-    out = held_out(hasher(parties).instances(canonical_sparse(features)), SHARE)
+    out = kept_out(parties[7]["key"], features, SHARE)
     labels[~out, 3] = 0
     known = np.flatnonzero((out | (np.arange(120) < 60)) & (labels.sum(1) > 0) & (features.getnnz(axis=1) > 0))
     once = Split(features[known], csr_matrix(labels[known]))
@@ -378,26 +378,6 @@ def test_a_liar_is_named_and_left_out(tmp_path: Path, parties: Nodes) -> None:
     run(grid, tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
     ((t, party, why),) = notes(tmp_path / "run")
     assert (t, party) == (2, "party 7") and why.startswith("1e+06 hits for P@1, and its held-out records allow 0 to ")
-
-
-@pytest.mark.long
-def test_digests_that_are_not_to_be_held_out(tmp_path: Path, parties: Nodes) -> None:
-    """A party that lists other records has no part in the evaluation, and trains all the same."""
-    grid = LocalGrid(parties)
-
-    def another(message: Message, reply: Message) -> Message:
-        arrays = dict(reply.content["messages"])
-        digests = np.full(arrays["digests"].shape, 255, dtype=np.uint8)
-        reply.content["messages"] = ArrayRecord({**arrays, **pack({"digests": digests})})
-        return reply
-
-    grid.tampering[7] = in_round(0, another, "query.held_out")
-    run(grid, tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
-    assert notes(tmp_path / "run", "is not evaluated") == [
-        (0, "party 7", "digests of instances that are not to be held out")
-    ]
-    assert not [node for node, kind, _ in grid.asked if kind == RANK and node == 7]
-    assert [node for node, kind, _ in grid.asked if kind == "train" and node == 7]
 
 
 # --- what a party refuses ---

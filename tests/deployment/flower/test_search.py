@@ -17,20 +17,30 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.deployment.flower.census import question
 from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.connections import TooFew
-from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.ranking import RANK, read_hits
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.server_app import run_with_parties
 from fedalc.deployment.flower.sum_messages import MASKED, WEIGHTS
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, for_parties, pack
 from fedalc.errors import ConfigError
-from fedalc.labels.collection.hashing import canonical_sparse
 from fedalc.labels.collection.messages import byte_order
 from fedalc.runs.folder import read_settings
 from fedalc.training import tuning
 from fedalc.training.tuning import Search, Trial
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
-from tests.deployment.flower.problem import LINEAR, NAMES, OWNED, RUN_ID, Nodes, asked, fails, notes, run, write_parties
+from tests.deployment.flower.problem import (
+    LINEAR,
+    NAMES,
+    OWNED,
+    RUN_ID,
+    Nodes,
+    asked,
+    fails,
+    kept_out,
+    notes,
+    run,
+    write_parties,
+)
 from tests.deployment.flower.test_ranking import FIGURES, hasher
 from tests.deployment.flower.test_resume import Crash, renamed
 from tests.problems import random_split
@@ -76,7 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, parties: Nodes, small_search
 
 def simulated(settings: fedalc.Experiment, train: Split, parties: Nodes) -> Search:
     """Search in one process, on the split of the parties, with labels in the order of their pseudonyms."""
-    out = held_out(hasher(parties).instances(canonical_sparse(train.features)), SHARE)
+    out = kept_out(parties[7]["key"], train.features, SHARE)
     labels = Split(train.features, train.labels[:, byte_order(hasher(parties).labels(NAMES))])
     fit, rest = labels.rows(np.flatnonzero(~out)), labels.rows(np.flatnonzero(out))
     settings = settings.model_copy(update={"engine": "clients"})
@@ -92,7 +102,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Trial]]:
 
 @pytest.mark.long
 def test_parties_choose_what_a_simulation_chooses(whole: tuple[LocalGrid, Path], train: Split, parties: Nodes) -> None:
-    assert_as_simulated(whole[1], train, parties, trials=6)
+    assert_as_simulated(whole[1], train, parties, trials=8)
 
 
 @pytest.mark.long
@@ -102,7 +112,7 @@ def test_under_secure_sums_they_choose_the_same(tmp_path: Path, train: Split, pa
     grid, folder = LocalGrid(parties), tmp_path / "run"
     grid.keeps = True
     run(grid, folder, ASKED | {"secure-sums": "on", "collection": by})
-    assert_as_simulated(folder, train, parties, trials=6)
+    assert_as_simulated(folder, train, parties, trials=8)
     assert read_settings(folder).secure_sums.on and not (folder / "parties.jsonl").exists()
     sent = {name for reply in grid.replies if reply.has_content() for name in reply.content}
     assert not sent & {"change", "product", "sums", "hits"} and MASKED in sent
@@ -144,7 +154,7 @@ def test_secure_sums_of_a_search_need_every_party(
 def test_with_random_features(tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "RANDOM_FEATURES_UP_TO", 20)
     run(LocalGrid(parties), tmp_path / "run", ASKED)
-    assert_as_simulated(tmp_path / "run", train, parties, trials=8)
+    assert_as_simulated(tmp_path / "run", train, parties, trials=11)
 
 
 def test_labels_that_share_axes(tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +163,7 @@ def test_labels_that_share_axes(tmp_path: Path, train: Split, parties: Nodes, mo
     deployment, settings = read_run_config(ASKED | {"run-folder": str(tmp_path / "run")}, 1)
     settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
     run_with_parties(LocalGrid(parties), deployment, settings)
-    assert_as_simulated(tmp_path / "run", train, parties, trials=3, settings=settings)
+    assert_as_simulated(tmp_path / "run", train, parties, trials=2, settings=settings)
 
 
 @pytest.mark.long
@@ -164,7 +174,7 @@ def test_too_many_features_for_one_round(
     monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 20 * 20 - 1)
     grid, folder = LocalGrid(parties), tmp_path / "run"
     run(grid, folder, ASKED)
-    assert_as_simulated(folder, train, parties, trials=6)
+    assert_as_simulated(folder, train, parties, trials=8)
     square = [trial for trial in read(folder)[1] if trial.loss == "square"]
     assert all("rounds 2, label_power 0.3" in trial.also for trial in square)
 

@@ -467,7 +467,7 @@ def test_asked_for_they_are_refused_where_they_do_not_fit(config: dict[str, Any]
 
 def test_a_party_may_insist_on_them(parties: Nodes, tmp_path: Path) -> None:
     method, settings = CASES["mlp"]
-    strict = {node: config | {"require-secure-sums": True} for node, config in parties.items()}
+    strict = {node: config | {"require-secure-sums": True, "allow": "draws=1"} for node, config in parties.items()}
     with fails(TooFew):
         run(LocalGrid(strict), tmp_path / "off", asked(method, settings))
     run(LocalGrid(strict), tmp_path / "on", asked(method, settings, **ON, **{"num-server-rounds": 1}))

@@ -18,13 +18,14 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party_settings import check_same_settings
 from fedalc.deployment.flower.sum_messages import RECORD
 from fedalc.deployment.flower.wire import SEARCH, BadMessage
+from fedalc.deployment.local import write_party
 from fedalc.errors import FedalcError
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import Nodes, all_different, asked, fails, notes, run, write_parties
+from tests.deployment.flower.problem import NAMES, OWNED, Nodes, all_different, asked, fails, notes, run, write_parties
 from tests.deployment.flower.test_private_model import SUMS
 from tests.deployment.flower.test_secure_sums import CASES, ON
 
-METHOD, SETTINGS = CASES["mlp"]
+METHOD, SETTINGS = CASES["mlp"][0], CASES["mlp"][1] | {"encoder.dropout": 0.0}
 ONE = {"num-server-rounds": 1}
 
 
@@ -85,6 +86,60 @@ def test_a_private_model_does_not_count(strict: Nodes, tmp_path: Path) -> None:
     config = asked("fedalc-oneshot", SUMS, **{"secure-sums": "auto", "run-id": "private"})
     run(LocalGrid(strict), tmp_path / "private", config)
     train(strict, tmp_path / "second")
+
+
+def with_records(nodes: Nodes, folder: Path, rows: np.ndarray) -> Nodes:
+    """The party of node 7 has these records."""
+    data = write_party(folder, all_different().rows(rows), OWNED[7], [NAMES[u] for u in OWNED[7]])
+    return {**nodes, 7: nodes[7] | {"data": str(data)}}
+
+
+def test_another_record_in_another_run_is_refused(strict: Nodes, tmp_path: Path) -> None:
+    """The two runs would differ by that record. Another order is no other data."""
+    rows = np.arange(len(all_different()))
+    less = with_records(strict, tmp_path / "less", rows[1:])
+    train(strict, tmp_path / "first")
+    train(with_records(strict, tmp_path / "turned", rows[::-1]), tmp_path / "again")
+    assert "start this party with --allow sum_records=2" in refusals(less, tmp_path / "second")
+    allowed = {node: config | {"allow": "sum_records=2"} for node, config in less.items()}
+    train(allowed, tmp_path / "third")
+
+
+def test_the_same_records_are_held_out_in_every_run(strict: Nodes, tmp_path: Path) -> None:
+    """A server that looks for run ids with other numbers of held-out records finds none."""
+    counts = []
+    for name in ("one", "two", "three"):
+        grid = LocalGrid(strict)
+        grid.keeps = True
+        run(grid, tmp_path / name, asked(METHOD, SETTINGS, **ON, **ONE, **{"run-id": name, "held-out-share": 0.3}))
+        said = [reply.content["introduction"] for reply in grid.replies if "introduction" in reply.content]
+        counts.append(sorted(sorted(zip(one["counts"], one["held-out"], strict=True)) for one in said))
+    assert counts[0] == counts[1] == counts[2]
+    assert sum(out for party in counts[0] for _, out in party) > 0
+
+
+@pytest.mark.parametrize(("setting", "value"), [("client.sample", 0.5), ("encoder.dropout", 0.2)])
+def test_random_draws_need_the_partys_consent(setting: str, value: Any, strict: Nodes, tmp_path: Path) -> None:
+    """At one θ each round would add up other records, and many rounds show single ones."""
+    assert "start this party with --allow draws=1" in refusals(strict, tmp_path / "drawn", **{setting: value})
+
+
+def test_parties_may_allow_random_draws(strict: Nodes, tmp_path: Path) -> None:
+    allowed = {node: config | {"allow": "draws=1"} for node, config in strict.items()}
+    train(allowed, tmp_path / "allowed", **{"encoder.dropout": 0.2})
+
+
+def test_private_runs_together_spend_what_one_may(strict: Nodes, tmp_path: Path) -> None:
+    """Over many runs a server could average the noise out."""
+
+    def private(name: str, epsilon: float, **more: Any) -> None:
+        config = asked("fedalc-oneshot", SUMS | {"privacy.epsilon": epsilon}, **{"secure-sums": "auto", "run-id": name})
+        run(LocalGrid({node: one | more for node, one in strict.items()}), tmp_path / name, config)
+
+    private("first", 8.0)
+    with fails(TooFew):
+        private("second", 8.0)
+    private("third", 8.0, **{"epsilon-budget": 20.0})
 
 
 def test_to_cut_changes_needs_the_partys_consent(strict: Nodes, tmp_path: Path) -> None:

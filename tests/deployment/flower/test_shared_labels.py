@@ -13,18 +13,17 @@ from flwr.app import ConfigRecord, Message
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.census import Census
-from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.shared_labels import HOLDERS
 from fedalc.deployment.twin import in_one_process
 from fedalc.evaluation.evaluate import evaluate
-from fedalc.labels.collection.hashing import Hasher, canonical_features
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.messages import byte_order
 from fedalc.runs.result import read_result
 from tests.data.clinics import HELD, NAMES, union, write_clinics
 from tests.data.test_parties import load_dataset
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import LINEAR, ROUNDS, RUN_ID, SETTINGS, asked, notes, overrides, run
+from tests.deployment.flower.problem import LINEAR, ROUNDS, RUN_ID, SETTINGS, asked, kept_out, notes, overrides, run
 
 PARTIES = {3: "east", 101: "north", 7: "south"}  # node → party; the order is that of names, not of nodes
 SHARED = {"clients": "parties", "dtype": "float64"}
@@ -120,8 +119,7 @@ def joined(clinics: Path, key: str, share: float = 0.3) -> tuple[Split, np.ndarr
     data = load_dataset(clinics)
     hasher, whole = Hasher("hmac-sha256", Key.read(key), run=RUN_ID), data.train.in_one_place
     order = byte_order(hasher.labels(data.label_names))
-    digests = hasher.instances(canonical_features(whole.features))
-    return Split(whole.features, whole.labels[:, order]), held_out(digests, share)
+    return Split(whole.features, whole.labels[:, order]), kept_out(key, whole.features, share)
 
 
 def test_parties_measure_what_one_place_would(tmp_path: Path, clinics: Path, nodes: dict[int, dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.contributions import enough_contribute
 from fedalc.deployment.flower.limits import BOUNDS, Limits
-from fedalc.deployment.flower.party import Party, held_out
+from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.wire import BadMessage, pack, pack_all_rows, task
 from fedalc.deployment.local import write_party
 from fedalc.errors import ConfigError, FedalcError
@@ -75,7 +75,7 @@ class OneParty:
         return RecordDict({"task": task(settings, run_id, **said)})
 
     def party_held_out(self, share: float) -> np.ndarray:
-        return held_out(self.party.digests(SharedEncoder(SQUARE.encoder, SQUARE.seed)), share)
+        return self.party.held_out(SharedEncoder(SQUARE.encoder, SQUARE.seed), share)
 
     def told(self, content: RecordDict, shares: np.ndarray, weights: tuple[float, ...] = (1.0,)) -> RecordDict:
         return RecordDict({**content, "told": pack({"weights": np.array(weights), "shares": shares})})

@@ -18,11 +18,13 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.clientapp import ClientApp
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import leaves_out_features
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import DocumentCounter, NotAgreed
 from fedalc.deployment.flower.agreement import masks_counts
 from fedalc.deployment.flower.answers import sign_off
 from fedalc.deployment.flower.compared_rows import read_compared_rows
+from fedalc.deployment.flower.feature_holders import counted_features, leave_out_rare
 from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
@@ -33,7 +35,7 @@ from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
-from fedalc.deployment.flower.party_settings import insists
+from fedalc.deployment.flower.party_settings import check_same_records, insists
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
 from fedalc.deployment.flower.party_texts import check_own, counted_documents, summed_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
@@ -134,6 +136,8 @@ def document_counts(message: Message, context: Context) -> RecordDict:
     party = party_of(context, settings, question, lambda hasher: counter)
     counts = counted_documents(party, counter, context, settings, question["run"])
     if masks_counts(settings):
+        if not settings.privacy.covers_records:
+            check_same_records(context, party, limits, "documents")
         return summed_documents(message.content, party, counts, context, question["run"], limits)
     return counts.records()
 
@@ -248,6 +252,16 @@ def curvature(message: Message, context: Context) -> RecordDict:
     return RecordDict({"product": pack_theta([product]), "outcome": work.outcome(0.0)})
 
 
+@app.train("feature_holders")
+@answers
+def feature_holders(message: Message, context: Context) -> RecordDict:
+    """Send which features its training records have, masked."""
+    work = Work.read(message, context)
+    if not (leaves_out_features(work.settings) and masking(work, "feature_holders")):
+        raise BadMessage("asks which features a party has, in a run that leaves out none, or without secure sums")
+    return counted_features(work)
+
+
 @app.train("sums")
 @answers
 def sums(message: Message, context: Context) -> RecordDict:
@@ -257,6 +271,8 @@ def sums(message: Message, context: Context) -> RecordDict:
     x is the encoder's design: the features, or more columns. θ is not needed."""
     work = Work.read(message, context)
     masked = masking(work, "sums")
+    if leaves_out_features(work.settings):
+        leave_out_rare(work)
     loss, secret = work.method.set_loss, work.settings.embeddings.secret
     first_step = work.is_convex and loss is not None and loss.separable and not secret  # that needs an axis per label
     if not (work.method.one_round or first_step):

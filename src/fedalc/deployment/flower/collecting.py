@@ -7,7 +7,6 @@ from flwr.app import RecordDict
 from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.connections import Parties, content_of
 from fedalc.deployment.flower.introductions import Introduction
-from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.wire import BadMessage, config, read_json, unpack
 from fedalc.errors import DataError
 from fedalc.labels.collection.messages import Messages, protocol_from
@@ -21,10 +20,8 @@ def collect(
     counts: dict[int, list[int]],
     otherwise: str,
     run: str,
-    share: float | None = None,
 ) -> dict[int, Messages]:
-    """Ask these nodes for digests of the instances with `counts`. `otherwise`: what the log says of bad answers.
-    `share`: that of held-out instances, if these are meant."""
+    """Ask these nodes for digests of the instances with `counts`. `otherwise`: what the log says of bad answers."""
     exchange = parties.exchange(f"query.{kind}", 0)
     for node in counts:
         exchange.send(node, content)
@@ -32,15 +29,13 @@ def collect(
     for reply in exchange.replies():
         who = known[reply.node]
         try:
-            messages[reply.node] = read_messages(content_of(reply), who, counts[reply.node], run, share)
+            messages[reply.node] = read_messages(content_of(reply), who, counts[reply.node], run)
         except (BadMessage, DataError) as error:
             parties.note(0, who.client, otherwise, str(error))
     return messages
 
 
-def read_messages(
-    content: RecordDict, who: Introduction, counts: list[int], run: str, share: float | None = None
-) -> Messages:
+def read_messages(content: RecordDict, who: Introduction, counts: list[int], run: str) -> Messages:
     """Return a party's messages: of exactly the labels it has instances of, at least one each."""
     exactly(content, {"sender": ("client", "protocol"), "messages": None})
     sender = config(content, "sender", {"client": str, "protocol": str})
@@ -58,6 +53,4 @@ def read_messages(
         raise BadMessage("the labels of its messages are not those of its introduction")
     if empty := len(messages.labels_without_messages):
         raise BadMessage(f"claims {empty} labels without a message")
-    if share is not None and not held_out(messages.digests, share).all():
-        raise BadMessage("digests of instances that are not to be held out")
     return messages

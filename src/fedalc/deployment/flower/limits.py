@@ -58,6 +58,8 @@ BOUNDS = {
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
     "sum_lists": Bound(1, 1, "lists of parties of secure sums, over all runs, of which two show single parties' parts"),
     "sum_settings": Bound(1, 1, "with --require-secure-sums: different settings of secure sums, over all runs"),
+    "sum_records": Bound(1, 1, "with --require-secure-sums: different records in secure sums, over all runs"),
+    "draws": Bound(0, 0, "with --require-secure-sums: random draws make rounds sums of different records"),
     "secure_sums.norm": Bound(0, 0, "with --require-secure-sums: a server can see whose change is cut first"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
     "privacy.epsilon": Bound(0, 10, "of a private model, and of its numbers of documents: a larger ε promises little"),

@@ -20,8 +20,9 @@ from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.pretrained.usual import usual_size
 from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
+from fedalc.deployment.flower.party_memory import fingerprint
 from fedalc.errors import ConfigError
-from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.hashing import Hasher, canonical_features
 from fedalc.labels.collection.holding import Holding, load_holding
 from fedalc.labels.collection.identity import Identity, SharedEncoder, collection_settings, make_hasher
 from fedalc.labels.collection.messages import Messages, byte_order, make_messages
@@ -104,14 +105,37 @@ class Party:
     @property
     def name(self) -> str:
         """The name that the party chose; otherwise one that follows from its labels and the key."""
-        hasher = make_hasher(self.collection) if self.same_name and self.collection.key else self.hasher
+        hasher = self.same_hasher if self.same_name else self.hasher
         return self.client or "party-" + hashlib.sha256(hasher.labels(self.holding.names).tobytes()).hexdigest()[:8]
+
+    @cached_property
+    def same_hasher(self) -> Hasher:
+        """Digests that are the same in every run. The party sends none of them."""
+        return make_hasher(self.collection) if self.collection.key else self.hasher
 
     def digests(self, encoder: SharedEncoder) -> np.ndarray:
         """Return the digest of every instance. `encoder` matters only for identity `embedding`."""
+        return self._digests_by(self.hasher, encoder)
+
+    def held_out(self, encoder: SharedEncoder, share: float) -> np.ndarray:
+        """Return which instances are held out: in every run the same. Otherwise a server could look for two run ids of
+        which one holds out a record more, and subtract what the party answers."""
+        if share == 0:
+            return np.zeros(len(self.holding.split), dtype=bool)
+        return held_out(self._digests_by(self.same_hasher, encoder), share)
+
+    def _digests_by(self, hasher: Hasher, encoder: SharedEncoder) -> np.ndarray:
         identity, content = Identity(self.collection, encoder), self.content
         canonical = identity.canonical(content, self.holding.records)
-        return self.hasher.instances(canonical, identity.name(content))
+        return hasher.instances(canonical, identity.name(content))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells the records and their labels from those of other runs, in any order."""
+        labels, names = self.holding.split.labels.tocsr(), np.array(self.holding.names)
+        records = zip(np.split(labels.indices, labels.indptr[1:-1]), canonical_features(self.content), strict=True)
+        with_labels = (repr((sorted(names[own].tolist()), content)).encode() for own, content in records)
+        return fingerprint(*sorted(map(bytes, self.same_hasher.instances(with_labels, "labelled records"))))
 
     @property
     def content(self) -> Features:

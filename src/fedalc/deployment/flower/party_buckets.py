@@ -13,6 +13,7 @@ from fedalc.deployment.flower.bucket_sums import PAIRS, QUESTION, Counting, read
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_settings import check_same_records
 from fedalc.deployment.flower.party_sums import masked_counts, member_count
 from fedalc.deployment.flower.questions import (
     all_label_count,
@@ -54,6 +55,7 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     members = member_count(message.content, context, question["run"], party, limits)
     if counting.parties not in (1, members):
         raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {members}")
+    check_same_records(context, party, limits)
     vector = counting.vector(party.hasher, question["run"], members, *counted.counts(counting, holders, numbers, count))
     # From two different sums under the same seals the server could compute seals of many others.
     of_seals = f"sealed {counting.what} {counting.on_held_out} {counting.tables} {count} {members}"

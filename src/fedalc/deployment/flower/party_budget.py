@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import Context
 
 from fedalc.config.experiment import Experiment
+from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party_memory import remembered
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.errors import ConfigError
@@ -46,9 +47,9 @@ def check_promise(node_config: Mapping[str, Any], settings: Experiment, run: str
         raise BadMessage("promises a private model and has no run id, by which this party knows what it has spent")
     if "state" not in node_config:
         raise BadMessage("promises a private model, and this party has no state folder to remember its noise in")
-    if budget is not None:
+    if (most := _most(node_config)) is not None:
         account, charge = _charge(node_config, settings, run)
-        _within(lambda: account.ledger.check(charge, budget))
+        _within(lambda: account.ledger.check(charge, most))
 
 
 def spend(node_config: Mapping[str, Any], settings: Experiment, run: str) -> Charge:
@@ -100,13 +101,21 @@ def budget_of(node_config: Mapping[str, Any]) -> float | None:
     return None if budget is None else float(budget)
 
 
+def _most(node_config: Mapping[str, Any]) -> float | None:
+    """Return the budget, or what one run may spend at a party with --require-secure-sums: over many runs the server
+    could average the noise out."""
+    if (budget := budget_of(node_config)) is None and node_config.get("require-secure-sums"):
+        return Limits.from_node_config(node_config).largest("privacy.epsilon")
+    return budget
+
+
 def _charge(node_config: Mapping[str, Any], settings: Experiment, run: str) -> tuple[Account, Charge]:
     account = _account(node_config)
     return account, replace(planned_charge(settings, account, planned_looks(settings, 1)), id=_id(run))
 
 
 def _account(node_config: Mapping[str, Any]) -> Account:
-    return party_account(Path(str(node_config["state"])), budget_of(node_config))
+    return party_account(Path(str(node_config["state"])), _most(node_config))
 
 
 def _entered(node_config: Mapping[str, Any], charge_id: str) -> Charge | None:

@@ -1,9 +1,11 @@
-"""At a party with --require-secure-sums: one set of settings for all runs.
+"""At a party with --require-secure-sums: one set of settings, and the same records, for all runs.
 
 The server chooses the settings, and some act on one party alone: just below the largest number of records, another
 `client.batch_size` changes the part of the largest party only, so that two runs differ by that. Such a party therefore
-remembers the settings of its secure sums over all runs, and refuses others. A party that does not insist on secure sums
-has nothing to gain: a server that cheats asks it without them.
+remembers the settings of its secure sums over all runs, and refuses others. Runs before and after a record was added
+differ by that record, so it also refuses to go on with other records; and it refuses random draws, with which the
+rounds of a run add up different records at the same θ. A party that does not insist on secure sums has nothing to gain:
+a server that cheats asks it without them.
 """
 
 from __future__ import annotations
@@ -16,20 +18,53 @@ from flwr.app import Context
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import fingerprint, remembered
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, read_json
 
-_ALL_RUNS, _TRIALS = "_settings", "_trials"  # in place of a run's id
+_ALL_RUNS, _TRIALS, _RECORDS = "_settings", "_trials", "_records"  # in place of a run's id
 
 
 def insists(context: Context) -> bool:
     return bool(context.node_config.get("require-secure-sums"))
 
 
-def check_norm(context: Context, settings: Experiment, limits: Limits) -> None:
-    """Refuse to cut changes unless the party allows it: whoever has the longest one is the first to be cut."""
-    if insists(context):
-        limits.check("secure_sums.norm", settings.secure_sums.norm)
+def check_strictly(context: Context, settings: Experiment, limits: Limits) -> None:
+    """Refuse to cut changes unless the party allows it: whoever has the longest one is the first to be cut. The same
+    for random draws."""
+    if not insists(context):
+        return
+    limits.check("secure_sums.norm", settings.secure_sums.norm)
+    if settings.privacy.covers_records:
+        return
+    client = settings.client
+    draws = {
+        "client.sample": client.sample < 1,
+        "client.negatives": client.negatives is not None,
+        "encoder.dropout": settings.encoder.dropout > 0,
+    }
+    if any(draws.values()) and not limits.largest("draws"):
+        name = next(name for name, draw in draws.items() if draw)
+        raise BadMessage(
+            f"draws at random ({name}): many rounds at one θ show single records. To allow it, start this party with "
+            "--allow draws=1"
+        )
+
+
+def check_same_records(context: Context, party: Party, limits: Limits, what: str = "") -> None:
+    """Refuse more than a number of different sets of records (`--allow sum_records=…`). `what`: what of the records is
+    summed, if their features are not made yet."""
+    if not insists(context):
+        return
+    with remembered(context, _RECORDS) as known:
+        before = sum(key.startswith(f"{what} ") for key in known)
+        if (key := f"{what} {party.fingerprint}") not in known:
+            if 0 < before >= limits.largest("sum_records"):
+                raise BadMessage(
+                    "would add up other records of this party than an earlier run: both together show what changed. To "
+                    f"allow it, start this party with --allow sum_records={before + 1}"
+                )
+            known[key] = ""
 
 
 def check_same_settings(context: Context, question: dict[str, Any], limits: Limits) -> None:

@@ -23,7 +23,7 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.own_part import check_own_part
 from fedalc.deployment.flower.party import Party, party_collection
 from fedalc.deployment.flower.party_memory import check_unchanged, remembered
-from fedalc.deployment.flower.party_settings import check_same_settings
+from fedalc.deployment.flower.party_settings import check_same_records, check_same_settings
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
 from fedalc.deployment.flower.wire import BadMessage, config, pack
 from fedalc.engines.vectors import flattened
@@ -179,6 +179,7 @@ class Masking:
         check_unchanged(work.context, work.question["run"], divided, problem)
         if not work.settings.privacy.covers_records:  # noise bounds what runs show together
             check_same_settings(work.context, work.question, work.limits)
+            check_same_records(work.context, work.party, work.limits)
 
     @property
     def weight(self) -> float:

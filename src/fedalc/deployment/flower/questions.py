@@ -15,11 +15,11 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.kept_party import read_party
 from fedalc.deployment.flower.limits import Limits, check_memory
-from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out, picture_size
+from fedalc.deployment.flower.party import SHARES, Party, TextOf, picture_size
 from fedalc.deployment.flower.party_budget import check_promise
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_network import own_network
-from fedalc.deployment.flower.party_settings import check_norm, insists
+from fedalc.deployment.flower.party_settings import check_strictly, insists
 from fedalc.deployment.flower.party_texts import text_of
 from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.wire import (
@@ -54,7 +54,7 @@ def checked_task(
     settings, question = read_task(message.content, str(node_config.get("device", "cpu")), share=float, **more)
     limits = Limits.from_node_config(node_config)
     limits.check_settings(settings)
-    check_norm(context, settings, limits)
+    check_strictly(context, settings, limits)
     _check_share(question["share"])
     _check_run(message, context, question, limits)
     if settings.text.encoder is not None:  # never read a folder that the server names
@@ -145,8 +145,8 @@ def apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray,
     if party.collection.identity == "embedding":  # then the server's settings determine the size of an encoder
         shape = encoder_shape(party.holding.split.features.shape[1], settings.encoder)
         check_memory(4 * (shape.drawn + sum(parameter.numel() for parameter in shape.parameters())))
-    digests = party.digests(shared_encoder(settings))
-    return digests, held_out(digests, share)
+    encoder = shared_encoder(settings)
+    return party.digests(encoder), party.held_out(encoder, share)
 
 
 def all_label_count(question: dict[str, Any], limits: Limits) -> int:

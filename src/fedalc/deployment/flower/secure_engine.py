@@ -10,8 +10,10 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
+from fedalc.config.facts import leaves_out_features
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.engine import ATTEMPTS, CURVATURE, FlowerEngine
+from fedalc.deployment.flower.feature_holders import told_to_all
 from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.punctuality import TRAIN
@@ -19,6 +21,7 @@ from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanki
 from fedalc.deployment.flower.sum_messages import (
     BUCKET_SUMS,
     EVERY_ROW,
+    FEATURES,
     LABEL_WEIGHTS,
     MEAN_SHARE,
     NOISED,
@@ -27,6 +30,7 @@ from fedalc.deployment.flower.sum_messages import (
     TRAINING,
     WEIGHTS,
 )
+from fedalc.deployment.flower.table_seals import SEALS
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
@@ -44,6 +48,7 @@ from fedalc.models.model import Model
 from fedalc.secure_sums.messages import LEAST_PARTIES
 
 _LISTS = "sum_lists"  # in a checkpoint
+_WHOLE = (NOISED, FEATURES)  # questions whose answers are whole numbers
 
 
 class SecureFlowerEngine(FlowerEngine):
@@ -99,10 +104,16 @@ class SecureFlowerEngine(FlowerEngine):
         size, W = model.encoder.width, model.W
         gram_size = size if self.method.sends_gram else 0
         half, cross = W.new_zeros(gram_size * (gram_size + 1) // 2), W.new_zeros(size, W.shape[1])
-        length = half.numel() + cross.numel() + 2
-        total = self._total("train.sums", model, participants, 1, self._every_row(model), length)
+        length, shared, traffic = half.numel() + cross.numel() + 2, self._every_row(model), Ledger()
+        if leaves_out_features(self.settings):
+            length_of_count = self.roster.feature_count + SEALS
+            holders = self._total(FEATURES, model, participants, 1, self._every_row(model), length_of_count)
+            shared |= told_to_all(holders, len(self.sums_of.answered))
+            traffic.add(self._traffic)
+        total = self._total("train.sums", model, participants, 1, shared, length)
+        traffic.add(self._traffic)
         (half, cross), (constant, pairs) = unflattened(total, [half, cross])
-        return Sums(whole_of(half, gram_size), cross, constant, round(pairs), self._traffic)
+        return Sums(whole_of(half, gram_size), cross, constant, round(pairs), traffic)
 
     def _total(
         self,
@@ -117,12 +128,12 @@ class SecureFlowerEngine(FlowerEngine):
         """Ask until a sum is unmasked. `shared`: the records that are the same for all parties."""
         self.sums_of.traffic = self._traffic = Ledger()
         more["label-count"] = self.roster.label_count
-        if self.settings.weighs_labels and kind != NOISED:
+        if self.settings.weighs_labels and kind not in _WHOLE:
             records, values = self._weighing()
             shared, more = shared | records, more | values
         if self.settings.collection.by == "sums" and self.settings.client.set_size == "expected" and kind != NOISED:
             more[MEAN_SHARE] = float(self.method.tell(np.zeros(1, dtype=np.int64), None).shares[0])
-        noised, lost = kind == NOISED, set[int]()
+        noised, whole, lost = kind == NOISED, kind in _WHOLE, set[int]()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
             every = self._needs_everyone(round_number) or self.method.one_round or noised
@@ -132,7 +143,7 @@ class SecureFlowerEngine(FlowerEngine):
                 every = True
             content = self._contents(model, labels_of, shared, more, with_rows=not noised)
             try:
-                total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every, whole=noised)
+                total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every, whole=whole)
                 return total.view(np.int64) if noised else total
             except Unfinished as error:
                 self.parties.say(f"round {round_number}: no secure sum: {error}")

@@ -16,12 +16,17 @@ NOISED = "train.noised"  # the question whose answers are whole numbers with noi
 EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
 COUNTING = "counting"  # what whole numbers count, in a question before round 1
 BUCKET_SUMS = "bucket-sums"  # sums that all parties get; each looks up its own records there
+FEATURES = "train.feature_holders"  # the question which features a party has
+FEATURE_HOLDERS = "feature-holders"  # what all parties get of the answers
 WEIGHTS = "weights"  # of the labels' scores, in a search: the record, and its array
 LABEL_WEIGHTS = "label-weights"  # a_u of all labels, if parties share labels
 # In a task: n of the rarest label, 1/m for the mean set size m, if parties get only that, and the label powers by which
 # a search weighs scores.
 RAREST, MEAN_SHARE, POWERS = "rarest", "mean-share", "powers"
-_RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", WEIGHTS, LABEL_WEIGHTS, BUCKET_SUMS)
+_RECORDS = (
+    *("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent"),
+    *(WEIGHTS, LABEL_WEIGHTS, BUCKET_SUMS, FEATURE_HOLDERS),
+)
 _TASK = (
     *("version", "run", "settings", "share", "search", "round", "label-count", "what"),
     *(RAREST, MEAN_SHARE, POWERS),
@@ -30,11 +35,12 @@ _OWN = ("told", "holders", "rows", "sizes")  # records that are each party's own
 _OWN_TASK = ("labels", "numbers")
 _NOT_THE_SUBJECT = ("round",)
 TRAINING, RANKING = "training", "ranking"
-_KINDS = {"train": TRAINING, "curvature": TRAINING, "sums": TRAINING, "rank": RANKING}
+_KINDS = {"train": TRAINING, "curvature": TRAINING, "sums": TRAINING, "feature_holders": TRAINING, "rank": RANKING}
 """Vectors that can be compared: a gradient at another θ, curvature and sums tell of the same records."""
 _COUNTED = {"bucket_counts": ("what", "held-out"), "document_counts": ()}
 """Counts before round 1, with the values of `COUNTING` by which their kinds differ: tables of other sizes show the
 same."""
+_PACKED = (*_COUNTED, "feature_holders")  # packed counts, or counts with seals: they use all 64 bits
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
@@ -55,7 +61,7 @@ def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Quest
     subject = question_digest(kind, *alike, b"", *records)
     asked = question_digest(kind, *whole, b"", *records)
     compared = " ".join([_KINDS.get(kind, kind), *(repr(counting[name]) for name in _COUNTED.get(kind, ()))])
-    return Question(asked, subject, length, 0 if noised else bits, noised, compared, packed=kind in _COUNTED)
+    return Question(asked, subject, length, 0 if noised else bits, noised, compared, packed=kind in _PACKED)
 
 
 def _check_known(content: RecordDict) -> None:

@@ -229,7 +229,7 @@ class _Asking:
             return None
         parties.say(f"asking {len(counts)} parties for the digests of their held-out instances")
         asked = question(self.settings, self.share, self.run)
-        messages = collect(parties, "held_out", asked, known, counts, "is not evaluated", self.run, self.share)
+        messages = collect(parties, "held_out", asked, known, counts, "is not evaluated", self.run)
         try:
             most = roster.label_count * len(roster.parties)
             joined = join(messages.values(), max_labels=most, shared_labels=self._shared)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import leaves_out_features
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
@@ -206,7 +207,9 @@ def for_parties(settings: Experiment) -> str:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:
         sent["secure_sums"] = every["secure_sums"]
-    server: dict[str, str] = {"weights": settings.server.weights}
+    server: dict[str, Any] = {"weights": settings.server.weights}
+    if leaves_out_features(settings):
+        server["least_holders"] = settings.server.least_holders
     if settings.privacy.covers_records:  # parties add the noise, so they know how much it has to be
         sent |= {"privacy": every["privacy"], "rounds": settings.rounds, "selection": {"validation": 0.0}}
         server["optimizer"] = settings.server.optimizer
