@@ -198,7 +198,7 @@ def with_one_step() -> list[Setting]:
 
 def with_one_step_wide() -> list[Setting]:
     """Return what was best of `with_one_step`, refined for the paper's network."""
-    free = product((50.0, 100.0), (1.5, 2.0))
+    free = [(50.0, 1.5), (50.0, 2.0), (100.0, 2.0), (100.0, 3.0), (50.0, 2.5), (100.0, 1.5)]
     return [PRESET | {"server rate": server, "weights": "samples", "row factor": factor} for server, factor in free]
 
 
