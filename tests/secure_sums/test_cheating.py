@@ -406,12 +406,12 @@ def test_steps_out_of_order_are_refused() -> None:
 def test_noised_numbers_are_unmasked_only_with_all_parties_that_share_the_noise() -> None:
     """With real numbers the four that are left would do."""
     vectors = {name: np.full(5, number) for number, name in enumerate(names_of(5))}
-    noised = Question(b"noised", b"noised", 5, 0, everyone=True)
-    for lost, asked in ((False, noised), (True, replace(noised, everyone=False)), (True, noised)):
+    noised = Question(b"noised", b"noised", 5, 0, noised=True)
+    for lost, asked in ((False, noised), (True, replace(noised, noised=False)), (True, noised)):
         deployment = Deployment(5)
         if lost:
             deployment.lost.add(("masked", "party 03"))
-        if lost and asked.everyone:
+        if lost and asked.noised:
             with pytest.raises(NotEnough):
                 deployment.total(asked, lambda name: vectors[name])
             assert all(
@@ -422,3 +422,20 @@ def test_noised_numbers_are_unmasked_only_with_all_parties_that_share_the_noise(
         else:
             total = deployment.total(asked, lambda name: vectors[name])
             assert total.view(np.int64).tolist() == [10 - 3 * lost] * 5
+
+
+# --- sealed numbers ---
+
+
+@pytest.mark.parametrize("step", ["shares", "masked"])
+def test_sealed_numbers_are_unmasked_only_with_all_parties_that_they_are_sealed_for(step: str) -> None:
+    """Seals depend on how many parties sum: of a sum over fewer, the server could make up multiples that fit."""
+    sealed = Question(b"sealed", b"sealed", 5, 0, sealed=True)
+    deployment = Deployment(5)
+    deployment.lost.add((step, "party 03"))
+    with pytest.raises(NotEnough):
+        deployment.total(sealed, lambda name: np.ones(5))
+    problem = {"shares": "masked for 4 parties, and they are sealed for 5", "masked": "5 sealed them"}[step]
+    others = [name for name in names_of(5) if name != "party 03"]
+    assert all(problem in deployment.server.problems[name] for name in others)
+    assert Deployment(5).total(sealed, lambda name: np.ones(5)).view(np.int64).tolist() == [5] * 5

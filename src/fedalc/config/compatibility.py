@@ -90,16 +90,16 @@ def _check_holders(settings: Experiment) -> None:
     for possible, problem in (
         (settings.encoder.name == "linear", "is for the encoder linear: others mix features"),
         (
-            settings.engine != "flower" or settings.secure_sums.on,
-            "hides features in sums; without secure sums the server sees each party's own",
-        ),
-        (
             not settings.privacy.covers_records,
             "counts holders without noise, which ε does not cover; the noise on the sums hides a single holder",
         ),
     ):
         if not possible:
             raise ConfigError(f"{problem}; leave it out", "server.least_holders")
+    if settings.engine == "flower" and not settings.secure_sums.on:
+        raise NeedsSecureSums(
+            "hides features in sums; without secure sums the server sees each party's own", "server.least_holders"
+        )
 
 
 def _check_private_records(settings: Experiment) -> None:

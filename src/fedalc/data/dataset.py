@@ -46,6 +46,8 @@ class Split:
     """Where the records are in their file, if not one after another."""
     pictures: Images | None = field(default=None, compare=False)
     """The pictures that features were made of (`Dataset.pictures`)."""
+    contents: np.ndarray | None = field(default=None, compare=False)
+    """16 bytes for each record that tell its raw text from others, however features were made of it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, Images):
@@ -83,7 +85,8 @@ class Split:
         )
         places = None if self.places is None else self.places.rows(index)
         pictures = None if self.pictures is None else self.pictures[index]
-        return Split(self.features[index], self.labels[index], users, parties, places, pictures)
+        contents = None if self.contents is None else self.contents[index]
+        return Split(self.features[index], self.labels[index], users, parties, places, pictures, contents)
 
     @cached_property
     def in_one_place(self) -> Split:

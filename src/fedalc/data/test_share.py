@@ -44,6 +44,12 @@ def text_contents(texts: Sequence[str]) -> Iterator[bytes]:
     return (" ".join(text.split()).encode("utf-8", errors="surrogatepass") for text in texts)
 
 
+def text_digests(texts: Sequence[str]) -> np.ndarray:
+    """Return 16 bytes for each text, the same for equal ones."""
+    digests = b"".join(blake2b(content, digest_size=16).digest() for content in text_contents(texts))
+    return np.frombuffer(digests, np.uint8).reshape(-1, 16)
+
+
 def row_contents(features: csr_matrix) -> Iterator[bytes]:
     """Yield what makes rows of features equal: the columns and values of each."""
     features = features if features.has_sorted_indices else features.sorted_indices()

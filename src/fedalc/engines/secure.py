@@ -204,7 +204,7 @@ class SecureSums(Engine):
             question_digest(kind, asked, *map(_bytes, subject)),
             length,
             0 if whole else secure.bits,
-            everyone=whole,
+            noised=whole,
         )
         party_of = self.federation.party_of[participants]
         number_of = {identity.name: party for party, identity in self._identities.items()}

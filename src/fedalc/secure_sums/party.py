@@ -63,22 +63,24 @@ class Identity:
 class Question:
     """What a sum is about. `content`: the digest of everything that decides a party's vector and that all parties are
     told alike. `subject`: the digest of the part by which two answers are alike, so without the round's number.
-    `everyone`: nothing is unmasked unless all parties that masks are for are in the sum, because each adds a share of
-    noise. `kind`: of the vectors; lists of parties are compared among sums of one kind (`Disclosures`). `packed`:
-    counts that use all 64 bits, so that an overflow means nothing."""
+    `noised`: nothing is unmasked unless all parties that masks are for are in the sum, because each adds a share of
+    noise. `sealed`: nothing unless all parties of the roster are, for which each sealed its numbers. `kind`: of the
+    vectors; lists of parties are compared among sums of one kind (`Disclosures`). `packed`: counts that use all 64
+    bits, so that an overflow means nothing."""
 
     content: bytes
     subject: bytes
     length: int
     bits: int  # after the point
-    everyone: bool = False
+    noised: bool = False
     kind: str = "training"
     packed: bool = False
+    sealed: bool = False
 
     @property
     def compared_with(self) -> str:
         """Return which sums may not differ from this one by few parties. Noised ones: those of the same subject."""
-        return f"{NOISED}{self.kind} {self.subject.hex()}" if self.everyone else self.kind
+        return f"{NOISED}{self.kind} {self.subject.hex()}" if self.noised else self.kind
 
     @property
     def digest(self) -> bytes:
@@ -151,7 +153,7 @@ class PartySum:
         self._dealers: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
         self._question, self._compared_with = b"", ""
-        self._everyone = False
+        self._noised = self._sealed = False
         self.not_finite = False  # of the vector of this party
 
     # --- the five steps ---
@@ -165,9 +167,14 @@ class PartySum:
         return Announcement(keys_of(self.identity, self.seq, self._seeds, self._history), self._history).to_bytes()
 
     @property
-    def member_count(self) -> int:
-        """The parties in the roster of the sum; 0 before it is known."""
-        return len(self._roster.members)
+    def members(self) -> tuple[str, ...]:
+        """The parties in the roster of the sum; none before it is known."""
+        return tuple(self._roster.names)
+
+    @property
+    def session(self) -> bytes:
+        """What all messages of the sum are bound to."""
+        return self._session
 
     def deal_shares(self, roster: bytes) -> bytes:
         """Step 2. Check everyone's keys, and deal shares of both seeds."""
@@ -194,8 +201,13 @@ class PartySum:
         random, so that the sum is too: the server learns that someone's are not, and not whose."""
         self._begin("masked")
         bad = self._open(Dealt.from_bytes(dealt))
+        if question.sealed and len(self._dealers) < len(self._roster.members):
+            raise Refused(
+                f"asks for sealed numbers masked for {len(self._dealers)} parties, and they are sealed for "
+                f"{len(self._roster.members)}"
+            )
         disclosures.before_masking(
-            question.compared_with, self._names(self._dealers), self._known(), once=question.everyone
+            question.compared_with, self._names(self._dealers), self._known(), once=question.noised
         )
         if vector.size != question.length:
             raise Refused(f"its vector has {vector.size} numbers, and the question says {question.length}")
@@ -207,7 +219,7 @@ class PartySum:
             self.not_finite, rest = True, secrets.randbelow(PRIME)
             units = np.frombuffer(secrets.token_bytes(8 * question.length), np.int64)
         masked[:-CHECKS], masked[-2] = wrapped(units), hidden_residue(rest, len(self._roster.members))
-        self._question, self._everyone = question.digest, question.everyone
+        self._question, self._noised, self._sealed = question.digest, question.noised, question.sealed
         self._compared_with = question.compared_with
         add_mask(masked, self_key(self._session, self._seeds["self"]))
         for peer in self._dealers:
@@ -228,13 +240,17 @@ class PartySum:
         if len(listed) < max(LEAST_PARTIES, self._roster.threshold):
             needed = max(LEAST_PARTIES, self._roster.threshold)
             raise Refused(f"asks to unmask a sum over {len(listed)} parties; at least {needed} are needed")
-        if self._everyone and listed != self._dealers:
+        if listed != self._dealers and (self._noised or self._sealed):
+            what, share, why = (
+                ("noised", "share the noise", "too little of it would be left")
+                if self._noised
+                else ("sealed", "sealed them", "others could be made up from them")
+            )
             raise Refused(
-                f"asks to unmask noised numbers of {len(listed)} parties, and {len(self._dealers)} share the noise: "
-                "too little of it would be left"
+                f"asks to unmask {what} numbers of {len(listed)} parties, and {len(self._dealers)} {share}: {why}"
             )
         self._survivors = listed
-        if not self._everyone:
+        if not self._noised:
             names = self._names(self._dealers), self._names(listed)
             disclosures.before_unmasking(self._compared_with, *names, self._known())
         return tag(self.identity.secret, "agree", *self._agreed_on(self._index))
@@ -254,7 +270,7 @@ class PartySum:
                 self.disagreeing[0] if bad else "",
             )
         survivors, listed = set(self._survivors), self._names(self._survivors)
-        if not (self._everyone or disclosures.enough_know(self._compared_with, listed, self._names(good))):
+        if not (self._noised or disclosures.enough_know(self._compared_with, listed, self._names(good))):
             raise Refused(f"shows {len(good)} agreements, not of more than half of the parties of an earlier sum")
         shares = (self._shares.get(dealer) for dealer in self._dealers)
         given = tuple(
@@ -375,7 +391,8 @@ class PartySum:
                 "survivors": self._survivors,
                 "question": self._question.hex(),
                 "compared_with": self._compared_with,
-                "everyone": self._everyone,
+                "noised": self._noised,
+                "sealed": self._sealed,
             }
         )
 
@@ -393,5 +410,5 @@ class PartySum:
         }
         party._dealers, party._survivors = tuple(state["dealers"]), tuple(state["survivors"])
         party._question, party._compared_with = bytes.fromhex(state["question"]), state["compared_with"]
-        party._everyone = bool(state["everyone"])
+        party._noised, party._sealed = bool(state["noised"]), bool(state["sealed"])
         return party

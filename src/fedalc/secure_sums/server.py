@@ -96,6 +96,11 @@ class ServerSum:
             self._index = {name: index for index, name in enumerate(self._roster.names)}
         return self._roster.to_bytes()
 
+    @property
+    def session(self) -> bytes:
+        """What all messages of the sum are bound to."""
+        return self._session
+
     # --- step 2 ---
 
     def add_deal(self, name: str, content: bytes) -> None:

@@ -15,7 +15,7 @@ from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, MASKED
-from fedalc.deployment.flower.table_seals import SEALS
+from fedalc.deployment.flower.table_seals import SEALED, SEALS
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.deployment.twin import in_one_process
 from fedalc.labels.collection.buckets import unpacked
@@ -245,7 +245,7 @@ def test_false_numbers_of_holders_are_refused(clinics: Nodes, tmp_path: Path) ->
     run(grid, tmp_path / "run", asked("fedalc-oneshot", SUMS | SHARED, **ON | {"num-parties": 3}))
     asks = [message for message in grid.pushed if message.metadata.message_type == "query.bucket_counts"]
     question = next(message for message in asks if BUCKET_SUMS in message.content)
-    wanted = {"holders": ("uint16", (None, None)), "holders seals": ("uint64", (SEALS + 1,))}
+    wanted = {"holders": ("uint16", (None, None)), "holders seals": ("uint64", (SEALED,))}
     arrays = unpack(question.content, BUCKET_SUMS, wanted)
     holders, node = arrays["holders"], question.metadata.dst_node_id
     question.content[BUCKET_SUMS] = pack(arrays | {"holders": np.where(holders > 0, 2, holders).astype(np.uint16)})

@@ -18,7 +18,7 @@ from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING
-from fedalc.deployment.flower.table_seals import SEALS, Sealing
+from fedalc.deployment.flower.table_seals import SEALED, SEALS, Sealing, SumOf
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.buckets import Tables
@@ -32,6 +32,7 @@ from tests.deployment.flower.test_resume import Crash, crash_in, renamed
 COUNTS = "query.bucket_counts"
 OTHERS = "sends other sums of bucket counts than those that the parties counted"
 ONE_ROUND = CASES["one round"]
+OF_THREE = SumOf(bytes(range(32)), 3)
 
 
 def test_a_vector_and_its_sum() -> None:
@@ -42,19 +43,19 @@ def test_a_vector_and_its_sum() -> None:
     assert (whole.length(3), parts.length(3), parts.unit) == (2 + SEALS + 3 + SEALS, 6 + SEALS + 3 + SEALS, 6)
     hasher = Hasher("hmac-sha256", Key(bytes(range(64))))
     for counting, each in ((whole, 1), (parts, 6)):
-        vector = counting.vector(hasher, "run", 3, n * np.uint64(each), amounts * np.uint64(each))
+        vector = counting.vector(hasher, OF_THREE, n * np.uint64(each), amounts * np.uint64(each))
         assert len(vector) == counting.length(3)
-        summed, labels = counting.read(vector + vector + vector, 3, 3)
+        summed, labels = counting.read(vector + vector + vector, 3, OF_THREE)
         assert labels.whole(counting is parts).tolist() == [3, 0, 6]
         assert summed.counts.tolist() == [[3, 0, 6], [0, 9, 0]] and summed.parties == labels.parties == 3
-        sealing = Sealing("run", "records", False, (2, 3), 3)
+        sealing = Sealing(OF_THREE, "records", False, (2, 3))
         assert summed.seals.tolist() == sealing.of_sum(hasher, summed.amounts).tolist()
-        assert labels.seals.tolist() == of_labels("run", False, 3, 3).of_sum(hasher, labels.amounts).tolist()
+        assert labels.seals.tolist() == of_labels(OF_THREE, False, 3).of_sum(hasher, labels.amounts).tolist()
     assert Counting("pairs", False, tables).length(3) == 2 + SEALS
     nothing = Counting("records", False, Tables(0, 1))
-    vector = nothing.vector(hasher, "run", 3, n, amounts[:0])
+    vector = nothing.vector(hasher, OF_THREE, n, amounts[:0])
     assert len(vector) == nothing.length(3) == 3 + 2 * SEALS
-    assert nothing.read(vector, 3, 3)[0].counts.shape == (0, 1)
+    assert nothing.read(vector, 3, OF_THREE)[0].counts.shape == (0, 1)
 
 
 # --- lost parties ---
@@ -205,7 +206,7 @@ def test_digests_are_refused(parties: Nodes, tmp_path: Path) -> None:
 def telling(change: Callable[[np.ndarray], np.ndarray], node: int = 7) -> Callable[[Message], None]:
     def before_push(message: Message) -> None:
         if BUCKET_SUMS in message.content and message.metadata.dst_node_id == node:
-            wanted = {"sizes": ("uint16", (None, None)), "sizes seals": ("uint64", (SEALS + 1,))}
+            wanted = {"sizes": ("uint16", (None, None)), "sizes seals": ("uint64", (SEALED,))}
             arrays = unpack(message.content, BUCKET_SUMS, wanted)
             message.content[BUCKET_SUMS] = pack(arrays | {"sizes": change(arrays["sizes"].copy())})
 
@@ -286,8 +287,8 @@ def test_parties_that_hash_otherwise_are_left_out(
 def test_what_is_kept_for_a_resumed_run() -> None:
     tables = np.arange(6, dtype=np.uint16).reshape(2, 3)
     seals = np.array([0, 1, 1 << 63, (1 << 64) - 1], dtype=np.uint64)
-    sizes = SealedTables(tables.astype(np.uint64) * np.uint64(1 << 40), seals, 5)
-    told = BucketSums(sizes, SealedTables(tables + np.uint16(65_000), seals, 5))
+    sizes = SealedTables(tables.astype(np.uint64) * np.uint64(1 << 40), seals, SumOf(bytes(range(200, 232)), 5))
+    told = BucketSums(sizes, SealedTables(tables + np.uint16(65_000), seals, SumOf(bytes(32), 5)))
     again = BucketSums.restored(told.tensors("x."), "x.")
     assert again is not None and again.holders is not None and told.holders is not None
     for one, other in zip(told.arrays.values(), again.arrays.values(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.feature_holders import told_to_all
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.sum_messages import FEATURE_HOLDERS, FEATURES, MASKED
-from fedalc.deployment.flower.table_seals import SEALS
+from fedalc.deployment.flower.table_seals import SEALS, SumOf
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import scale_rows
 from tests.deployment.flower.local_grid import LocalGrid
@@ -81,8 +82,8 @@ def test_the_model_is_that_without_these_features(
 
 
 def test_false_numbers_are_refused(parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def every_feature_has_enough(total: np.ndarray, count: int) -> dict[str, ArrayRecord]:
-        return told_to_all(np.concatenate([np.full(len(total) - SEALS, LEAST, np.uint64), total[-SEALS:]]), count)
+    def every_feature_has_enough(total: np.ndarray, of: SumOf) -> dict[str, ArrayRecord]:
+        return told_to_all(np.concatenate([np.full(len(total) - SEALS, LEAST, np.uint64), total[-SEALS:]]), of)
 
     monkeypatch.setattr(secure_engine, "told_to_all", every_feature_has_enough)
     with fails(TooFew):
@@ -92,7 +93,7 @@ def test_false_numbers_are_refused(parties: Nodes, tmp_path: Path, monkeypatch: 
 
 def test_numbers_of_other_parties_are_refused(parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the sum has twice the seals, if twice as many parties count."""
-    twice = lambda total, count: told_to_all(total * np.uint64(2), 2 * count)  # noqa: E731
+    twice = lambda total, of: told_to_all(total * np.uint64(2), replace(of, parties=2 * of.parties))  # noqa: E731
     monkeypatch.setattr(secure_engine, "told_to_all", twice)
     with fails(TooFew):
         run(LocalGrid(parties), tmp_path / "run", config())
@@ -102,7 +103,7 @@ def test_numbers_of_other_parties_are_refused(parties: Nodes, tmp_path: Path, mo
 def test_a_question_without_the_numbers_is_refused(
     parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure_engine, "told_to_all", lambda total, count: {})
+    monkeypatch.setattr(secure_engine, "told_to_all", lambda total, of: {})
     with fails(TooFew):
         run(LocalGrid(parties), tmp_path / "run", config())
     assert FEATURE_HOLDERS in notes(tmp_path / "run")[0][2]

@@ -118,6 +118,23 @@ def test_the_same_records_are_held_out_in_every_run(strict: Nodes, tmp_path: Pat
     assert sum(out for party in counts[0] for _, out in party) > 0
 
 
+def test_another_share_of_held_out_records_needs_the_partys_consent(strict: Nodes, tmp_path: Path) -> None:
+    """Of two shares the difference is about few records."""
+
+    def train_with(nodes: Nodes, name: str, share: float) -> None:
+        asking = asked(METHOD, SETTINGS, **ON, **ONE, **{"run-id": name, "held-out-share": share})
+        run(LocalGrid(nodes), tmp_path / name, asking)
+
+    train_with(strict, "first", 0.3)
+    train_with(strict, "again", 0.3)
+    printed = io.StringIO()
+    with fails(FedalcError), contextlib.redirect_stdout(printed):
+        train_with(strict, "second", 0.35)
+    assert "--allow held_out_shares=2" in printed.getvalue()
+    allowed = {node: config | {"allow": "held_out_shares=2; sum_settings=2"} for node, config in strict.items()}
+    train_with(allowed, "third", 0.35)
+
+
 @pytest.mark.parametrize(("setting", "value"), [("client.sample", 0.5), ("encoder.dropout", 0.2)])
 def test_random_draws_need_the_partys_consent(setting: str, value: Any, strict: Nodes, tmp_path: Path) -> None:
     """At one θ each round would add up other records, and many rounds show single ones."""

@@ -7,12 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedalc.deployment.flower.table_seals import SEALS, Sealing
+from fedalc.deployment.flower.table_seals import SEALS, Sealing, SumOf
 from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.keys import Key
 
 HASHER = Hasher("hmac-sha256", Key(bytes(range(64))))
-SEALING = Sealing("run 1", "records", False, (2, 3), 4)
+SUM = SumOf(bytes(range(32)), 4)
+SEALING = Sealing(SUM, "records", False, (2, 3))
+
+
+def test_a_sum_as_numbers() -> None:
+    """Exact, also above 2^53: a rounded session would be another sum's."""
+    of = SumOf(bytes(range(1, 9)) + b"\xff" * 24, 3)
+    assert of.numbers.dtype == np.uint64 and of.numbers.tolist() == [0x0807060504030201, *[(1 << 64) - 1] * 3, 3]
+    assert SumOf.of_numbers(of.numbers) == of
 
 
 def counts(seed: int) -> np.ndarray:
@@ -40,11 +48,11 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(SEALING, run="run 2"),
+        replace(SEALING, secure_sum=replace(SUM, session=bytes(32))),
         replace(SEALING, what="pairs"),
         replace(SEALING, on_held_out=True),
         replace(SEALING, shape=(3, 2)),
-        replace(SEALING, parties=5),
+        replace(SEALING, secure_sum=replace(SUM, parties=5)),
     ],
     ids=str,
 )
@@ -59,7 +67,9 @@ def test_sums_that_a_server_can_make_up_do_not_fit() -> None:
     seals = SEALING.of_sum(HASHER, true)
     for factor in (0, 2, 3):
         for parties in (3, 4, 4 * factor or 5):
-            made_up = replace(SEALING, parties=parties).of_sum(HASHER, true * np.uint64(factor))
+            made_up = replace(SEALING, secure_sum=replace(SUM, parties=parties)).of_sum(
+                HASHER, true * np.uint64(factor)
+            )
             assert not (made_up == seals * np.uint64(factor)).any()
     more = true.copy()
     more[1, 2] += 1

@@ -18,9 +18,11 @@ from fedalc.data.dataset import Dataset
 from fedalc.data.load import load_dataset
 from fedalc.data.text.features import HashedText, VocabularyText
 from fedalc.data.text.keyed import KeyedVocabularyText, key_check, term_digest, term_digests
+from fedalc.data.text.settings import TextSettings
 from fedalc.deployment.flower import party_texts
 from fedalc.deployment.flower.agreement import FACTS, TEXT
 from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.deployment.twin import in_one_process
 from fedalc.errors import ConfigError
@@ -103,6 +105,25 @@ def test_folders_of_text_files(tmp_path: Path, clinics: Path, nodes: Nodes) -> N
     assert isinstance(found.text, KeyedVocabularyText) and found.feature_count == len(data.text.terms)
     census = Census.load(tmp_path / "run")
     assert census is not None and int(census.roster.counts.sum()) == len(data.train)
+
+
+def test_what_a_record_is_does_not_depend_on_its_features(clinics: Path, nodes: Nodes) -> None:
+    """Otherwise a server could have other texts held out, by other settings of texts, in each run."""
+
+    def party(buckets: int, run_id: str) -> Party:
+        text = TextSettings(kind="hashing", buckets=buckets, idf=False)
+        return Party.from_node_config(nodes[2], run=run_id, text=lambda _: text)
+
+    few, many = party(64, "one"), party(256, "two")
+    assert few.holding.split.features.shape != many.holding.split.features.shape
+    assert few.lasting_digests.tolist() == many.lasting_digests.tolist() and few.fingerprint == many.fingerprint
+    assert 0 < few.held_out(0.5).sum() < len(few.holding.split)
+    assert few.held_out(0.5).tolist() == many.held_out(0.5).tolist()
+    table = clinics / "south" / "train.csv"
+    table.write_text(table.read_text() + "another text,fever\n")
+    other = party(64, "one")
+    assert set(map(bytes, few.lasting_digests)) < set(map(bytes, other.lasting_digests))
+    assert other.fingerprint != few.fingerprint
 
 
 def test_the_key_of_terms_is_that_of_the_specification() -> None:

@@ -26,7 +26,6 @@ from fedalc.deployment.flower.wire import BadMessage, pack, pack_all_rows, task
 from fedalc.deployment.local import write_party
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.hashing import Hasher
-from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.secret_rows import turned
 from fedalc.labels.privacy.ledger import Ledger
@@ -75,7 +74,7 @@ class OneParty:
         return RecordDict({"task": task(settings, run_id, **said)})
 
     def party_held_out(self, share: float) -> np.ndarray:
-        return self.party.held_out(SharedEncoder(SQUARE.encoder, SQUARE.seed), share)
+        return self.party.held_out(share)
 
     def told(self, content: RecordDict, shares: np.ndarray, weights: tuple[float, ...] = (1.0,)) -> RecordDict:
         return RecordDict({**content, "told": pack({"weights": np.array(weights), "shares": shares})})

@@ -14,7 +14,7 @@ from fedalc.deployment.flower.bucket_census import BucketCensus
 from fedalc.deployment.flower.bucket_sums import RECORDS, Counting, SealedTables
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.sum_messages import LABEL_WEIGHTS
-from fedalc.deployment.flower.table_seals import SEALS
+from fedalc.deployment.flower.table_seals import SEALED
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.methods.base import weights_of
 from tests.deployment.flower.local_grid import LocalGrid
@@ -35,7 +35,7 @@ OWNED = {101: [0, 4], 7: [1, 2, 3], 55: [5], 9: [6]}
 POWER = 0.5
 SETTINGS = LINEAR | {"clients": "parties", "client.label_power": POWER}
 ARRAYS: dict[str, Any] = {"weights": ("float64", (7,)), "labels": ("uint64", (7, 1))}
-ARRAYS |= {"labels seals": ("uint64", (SEALS + 1,))}
+ARRAYS |= {"labels seals": ("uint64", (SEALED,))}
 Cheat = Callable[[dict[str, np.ndarray], np.ndarray], None]
 
 

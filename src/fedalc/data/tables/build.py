@@ -12,7 +12,7 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.label_names import distinct_names
 from fedalc.data.tables.records import Records
-from fedalc.data.test_share import choose_test, row_contents, share_in_words, text_contents
+from fedalc.data.test_share import choose_test, row_contents, share_in_words, text_contents, text_digests
 from fedalc.data.text.features import TextFeatures, fit_text
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
@@ -52,7 +52,15 @@ def make_dataset(
         said.append(f"{len(strangers):,} records of strangers, for verification only")
         splits["strangers"], labels["strangers"] = strangers, csr_matrix((len(strangers), len(names)), dtype=np.float32)
     features, fitted = _features(splits, text, name)
-    made = {split: Split(features[split], labels[split], places=splits[split].places) for split in splits}
+    made = {
+        split: Split(
+            features[split],
+            labels[split],
+            places=records.places,
+            contents=None if records.texts is None else text_digests(records.texts),
+        )
+        for split, records in splits.items()
+    }
     return Dataset(
         name,
         made["train"],

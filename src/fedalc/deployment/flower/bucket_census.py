@@ -184,7 +184,7 @@ class BucketCensus:
         everyone, length = range(len(roster.parties)), counting.length(roster.label_count)
         total, _ = self.sums.total(QUESTION, 0, everyone, content, length, all_of_them=True, whole=True)
         self.begun = True
-        return counting.read(total, roster.label_count, len(everyone))
+        return counting.read(total, roster.label_count, self.sums.last)
 
 
 def same_protocol(

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING
-from fedalc.deployment.flower.table_seals import SEALS, Sealing
+from fedalc.deployment.flower.table_seals import SEALED, SEALS, Sealing, SumOf
 from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.buckets import COUNTERS_PER_WORD, MOST_TABLES, Tables, packed, unpacked
@@ -32,6 +32,7 @@ QUESTION = "query.bucket_counts"
 PAIRS: Final = "pairs"
 RECORDS: Final = "records"
 LARGEST = (1 << 16) - 1  # of a count that parties get
+MOST_RECORDS = (1 << 24) - 1  # of a label: larger numbers could be given false seals more easily (`table_seals`)
 _NAMES = ("sizes", "holders", "labels")  # of what they get
 
 
@@ -55,23 +56,23 @@ class Counting:
         words = -(-self.tables.size // COUNTERS_PER_WORD) if self.unit == 1 else self.tables.size
         return words + SEALS + (label_count + SEALS if self.what == RECORDS else 0)
 
-    def vector(self, hasher: Hasher, run: str, parties: int, counts: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-        """Return a party's numbers, in a sum over this many. `counts`: n of each label; `amounts`: in its buckets."""
+    def vector(self, hasher: Hasher, of: SumOf, counts: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        """Return a party's numbers, in this sum. `counts`: n of each label; `amounts`: in its buckets."""
         shape = (self.tables.tables, self.tables.buckets)
-        seals = Sealing(run, self.what, self.on_held_out, shape, parties).of_party(hasher, amounts)
+        seals = Sealing(of, self.what, self.on_held_out, shape).of_party(hasher, amounts)
         numbers = [packed(amounts) if self.unit == 1 else amounts, seals]
         if self.what == RECORDS:
-            numbers += [counts, of_labels(run, self.on_held_out, len(counts), parties).of_party(hasher, counts)]
+            numbers += [counts, of_labels(of, self.on_held_out, len(counts)).of_party(hasher, counts)]
         return np.concatenate(numbers)
 
-    def read(self, total: np.ndarray, label_count: int, parties: int) -> tuple[SealedTables, SealedTables]:
-        """Return the tables, and n in units, from the sum of the numbers of this many parties."""
+    def read(self, total: np.ndarray, label_count: int, of: SumOf) -> tuple[SealedTables, SealedTables]:
+        """Return the tables, and n in units, from the sum of the parties' numbers."""
         end = len(total) - (label_count + SEALS if self.what == RECORDS else 0)
         summed, seals = total[: end - SEALS], total[end - SEALS : end]
         n, of_n = total[end : end + label_count], total[end + label_count :]
         summed = unpacked(summed, self.tables.size).astype(np.uint16) if self.unit == 1 else summed
         shape = (self.tables.tables, self.tables.buckets)
-        return SealedTables(summed.reshape(shape), seals, parties), SealedTables(n.reshape(-1, 1), of_n, parties)
+        return SealedTables(summed.reshape(shape), seals, of), SealedTables(n.reshape(-1, 1), of_n, of)
 
     def record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -85,9 +86,9 @@ class Counting:
         )
 
 
-def of_labels(run: str, on_held_out: bool, labels: int, parties: int) -> Sealing:
+def of_labels(of: SumOf, on_held_out: bool, labels: int) -> Sealing:
     """Return what the seals of n are bound to."""
-    return Sealing(run, "labels", on_held_out, (labels, 1), parties)
+    return Sealing(of, "labels", on_held_out, (labels, 1))
 
 
 def size_for(settings: Experiment, on_held_out: bool) -> SetSize:
@@ -121,11 +122,15 @@ def read_counting(content: RecordDict, settings: Experiment, limits: Limits) -> 
 @dataclass(frozen=True, eq=False)
 class SealedTables:
     """Sums of tables over all parties, as they are: whole numbers as uint16, parts in units as uint64. `seals`: their
-    sums. `parties`: how many counted."""
+    sums. `secure_sum`: which."""
 
     amounts: np.ndarray
     seals: np.ndarray
-    parties: int
+    secure_sum: SumOf
+
+    @property
+    def parties(self) -> int:
+        return self.secure_sum.parties
 
     @property
     def counts(self) -> np.ndarray:
@@ -139,12 +144,12 @@ class SealedTables:
         return np.rint(self.amounts[:, 0] / (units(self.parties) if parts else 1)).astype(np.int64)
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        return {name: self.amounts, f"{name} seals": np.append(self.seals, np.uint64(self.parties))}
+        return {name: self.amounts, f"{name} seals": np.concatenate([self.seals, self.secure_sum.numbers])}
 
     @classmethod
     def of(cls, name: str, arrays: Mapping[str, np.ndarray]) -> SealedTables:
-        *seals, parties = arrays[f"{name} seals"]
-        return cls(arrays[name], np.array(seals, dtype=np.uint64), int(parties))
+        sealed = arrays[f"{name} seals"]
+        return cls(arrays[name], sealed[:SEALS].astype(np.uint64), SumOf.of_numbers(sealed[SEALS:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +183,10 @@ class BucketSums:
         names = [name for name in _NAMES if prefix + name in tensors]
         if not names:
             return None
-        if f"{prefix}{names[0]} seals" not in tensors:
+        if any(len(tensors.get(f"{prefix}{name} seals", ())) != SEALED for name in names):
             raise FedalcError(
-                "this run began with an earlier version of fedalc, whose parties did not seal their counts: begin anew"
+                "this run began with an earlier version of fedalc, whose parties sealed their counts otherwise: begin "
+                "anew"
             )
         kinds = {torch.int32: np.uint16, torch.int64: np.uint64}
         wanted = [each for name in names for each in (name, f"{name} seals")]
@@ -193,7 +199,6 @@ def read_tables(
     names: tuple[str, ...],
     limits: Limits,
     hasher: Hasher,
-    run: str,
     on_held_out: bool,
     parts: bool,
 ) -> dict[str, np.ndarray]:
@@ -203,7 +208,7 @@ def read_tables(
     False ones are refused by all parties alike, so that a refusal says nothing about a party's records."""
     kinds = {"holders": "uint16", "sizes": "uint64" if parts else "uint16"}
     wanted: dict[str, Any] = {name: (kinds[name], (None, None)) for name in names}
-    arrays = unpack(content, BUCKET_SUMS, wanted | {f"{name} seals": ("uint64", (SEALS + 1,)) for name in names})
+    arrays = unpack(content, BUCKET_SUMS, wanted | {f"{name} seals": ("uint64", (SEALED,)) for name in names})
     tables = {}
     for name in names:
         found = SealedTables.of(name, arrays)
@@ -211,7 +216,7 @@ def read_tables(
             raise BadMessage(f"sums of {len(found.amounts)} tables; 1 to {MOST_TABLES} are possible")
         limits.check("collection.buckets", found.amounts.size)
         what = RECORDS if name == "sizes" else PAIRS
-        sealing = Sealing(run, what, on_held_out, (found.amounts.shape[0], found.amounts.shape[1]), found.parties)
+        sealing = Sealing(found.secure_sum, what, on_held_out, (found.amounts.shape[0], found.amounts.shape[1]))
         largest = LARGEST * (units(found.parties) if found.amounts.dtype == np.uint64 else 1)
         possible = found.parties >= LEAST_PARTIES and found.amounts.max(initial=0) <= largest
         if not possible or not np.array_equal(sealing.of_sum(hasher, found.amounts), found.seals):
@@ -220,9 +225,11 @@ def read_tables(
     return tables
 
 
-def check_label_counts(found: SealedTables, settings: Experiment, hasher: Hasher, run: str) -> np.ndarray:
+def check_label_counts(found: SealedTables, settings: Experiment, hasher: Hasher) -> np.ndarray:
     """At a party: return n of all labels, if the parties counted so."""
-    sealing = of_labels(run, False, len(found.amounts), found.parties)
-    if found.parties < LEAST_PARTIES or not np.array_equal(sealing.of_sum(hasher, found.amounts), found.seals):
+    parts, sealing = counts_parts(settings, False), of_labels(found.secure_sum, False, len(found.amounts))
+    possible = found.parties >= LEAST_PARTIES
+    possible = possible and found.amounts.max(initial=0) <= MOST_RECORDS * (units(found.parties) if parts else 1)
+    if not possible or not np.array_equal(sealing.of_sum(hasher, found.amounts), found.seals):
         raise BadMessage("sends other numbers of records of the labels than the parties counted")
-    return found.whole(counts_parts(settings, False))
+    return found.whole(parts)

@@ -12,45 +12,58 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
 from fedalc.deployment.flower.bucket_sums import SealedTables
-from fedalc.deployment.flower.party_sums import masked_counts, member_count
+from fedalc.deployment.flower.party_memory import fingerprint, remembered
+from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.sum_messages import FEATURE_HOLDERS, FEATURES
-from fedalc.deployment.flower.table_seals import SEALS, Sealing
+from fedalc.deployment.flower.table_seals import SEALED, SEALS, Sealing, SumOf
 from fedalc.deployment.flower.wire import BadMessage, pack, unpack
 from fedalc.deployment.flower.work import Work
+
+_COUNTED = "features counted "  # in a party's memory of the run: the parties of a sum of features
 
 # --- at a party ---
 
 
 def counted_features(work: Work) -> RecordDict:
     """Return one for each feature that a training record has, zero for others, and seals, masked."""
-    has = (work.federation.features != 0).getnnz(axis=0) > 0
-    sealing = _sealing(work, len(has))
-    vector = np.concatenate([has, sealing.of_party(work.party.hasher, has)])
+    has, (of, names) = (work.federation.features != 0).getnnz(axis=0) > 0, _sum(work)
+    with remembered(work.context, work.question["run"]) as known:
+        known[_COUNTED + of.session.hex()] = _list(names)
+    vector = np.concatenate([has, _sealing(of, len(has)).of_party(work.party.hasher, has)])
     about = (work.context, FEATURES.rpartition(".")[2], work.question["run"], work.party, work.limits)
     return masked_counts(work.message.content, *about, vector)
 
 
 def leave_out_rare(work: Work) -> None:
-    """Keep the features that enough parties have, as the server tells it."""
+    """Keep the features that enough parties have, as the server tells it. Those who counted are those who answer now:
+    of other parties' features the numbers say nothing."""
     count = work.federation.feature_count
-    wanted = {"holders": ("uint64", (count, 1)), "holders seals": ("uint64", (SEALS + 1,))}
+    wanted = {"holders": ("uint64", (count, 1)), "holders seals": ("uint64", (SEALED,))}
     told = SealedTables.of("holders", unpack(work.message.content, FEATURE_HOLDERS, wanted))
-    sealing = _sealing(work, count)
-    same = np.array_equal(sealing.of_sum(work.party.hasher, told.amounts), told.seals)
-    if told.parties != sealing.parties or not same:
+    with remembered(work.context, work.question["run"]) as known:
+        same_parties = known.get(_COUNTED + told.secure_sum.session.hex()) == _list(_sum(work)[1])
+    sealed = np.array_equal(_sealing(told.secure_sum, count).of_sum(work.party.hasher, told.amounts), told.seals)
+    if not (same_parties and sealed and told.amounts.max(initial=0) <= told.parties):
         raise BadMessage("sends other numbers of holders of features than the parties counted")
     work.federation = work.federation.with_features(told.amounts[:, 0] >= work.settings.server.least_holders)
 
 
-def _sealing(work: Work, features: int) -> Sealing:
-    members = member_count(work.message.content, work.context, work.question["run"], work.party, work.limits)
-    return Sealing(work.question["run"], "features", False, (features, 1), members)
+def _sum(work: Work) -> tuple[SumOf, tuple[str, ...]]:
+    return sum_at_hand(work.message.content, work.context, work.question["run"], work.party, work.limits)
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return fingerprint(*(name.encode() for name in names))
+
+
+def _sealing(of: SumOf, features: int) -> Sealing:
+    return Sealing(of, "features", False, (features, 1))
 
 
 # --- at the server ---
 
 
-def told_to_all(total: np.ndarray, parties: int) -> dict[str, ArrayRecord]:
+def told_to_all(total: np.ndarray, of: SumOf) -> dict[str, ArrayRecord]:
     """Return what all parties get of the sum of their answers."""
-    holders = SealedTables(total[:-SEALS].reshape(-1, 1), total[-SEALS:], parties)
+    holders = SealedTables(total[:-SEALS].reshape(-1, 1), total[-SEALS:], of)
     return {FEATURE_HOLDERS: pack(holders.arrays("holders"))}

@@ -20,6 +20,7 @@ from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question_of
+from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import BadMessage, config, unpack
 from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
@@ -178,6 +179,11 @@ class MaskedSums:
     def answered(self) -> list[int]:
         """The parties whose vectors came to the last sum, also if it has no result."""
         return [self._number[name] for name in self._now.survivor_names]
+
+    @property
+    def last(self) -> SumOf:
+        """The last sum."""
+        return SumOf(self._now.session, len(self.answered))
 
     def _ask(
         self, server: ServerSum, kind: str, round_number: int, content_of: Contents, length: int, bits: int

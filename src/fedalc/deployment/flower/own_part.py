@@ -24,7 +24,7 @@ from fedalc.deployment.flower.sum_messages import (
     RAREST,
     WEIGHTS,
 )
-from fedalc.deployment.flower.table_seals import SEALS
+from fedalc.deployment.flower.table_seals import SEALED
 from fedalc.deployment.flower.wire import BadMessage, config, unpack, unpack_all_rows
 from fedalc.methods import METHODS
 from fedalc.methods.base import weights_of
@@ -98,14 +98,14 @@ def _check_shared_weights(work: Work, told: np.ndarray) -> None:
     by_sums = settings.collection.by == "sums"
     wanted: dict[str, Any] = {"weights": ("float64", (count,))}
     if by_sums:
-        wanted |= {"labels": ("uint64", (count, 1)), "labels seals": ("uint64", (SEALS + 1,))}
+        wanted |= {"labels": ("uint64", (count, 1)), "labels seals": ("uint64", (SEALED,))}
     arrays = unpack(content, LABEL_WEIGHTS, wanted)
     weights = arrays["weights"]
     if not np.array_equal(weights[work.question["numbers"]], told):
         raise BadMessage("sends this party other label weights than those that all parties get")
     if by_sums:
         told_counts = SealedTables.of("labels", arrays)
-        n = check_label_counts(told_counts, settings, work.party.hasher, work.question["run"])
+        n = check_label_counts(told_counts, settings, work.party.hasher)
         due = weights_of(n, settings.client.label_power, settings.client.label_offset)
         if not np.allclose(weights, due, rtol=SINGLE, atol=0):
             raise BadMessage("sends label weights that do not follow from the labels' numbers of records")

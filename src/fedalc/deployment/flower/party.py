@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedalc.config.schema import CollectionSettings, ImageSettings
-from fedalc.data.dataset import Features, Split
+from fedalc.data.dataset import Features
 from fedalc.data.images.images import ImageOptions, Images
 from fedalc.data.pretrained.apply import features_of
 from fedalc.data.pretrained.pictures import PictureFeatures
@@ -22,7 +22,7 @@ from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.deployment.flower.party_memory import fingerprint
 from fedalc.errors import ConfigError
-from fedalc.labels.collection.hashing import Hasher, canonical_features
+from fedalc.labels.collection.hashing import Hasher, canonical_features, features_identity
 from fedalc.labels.collection.holding import Holding, load_holding
 from fedalc.labels.collection.identity import Identity, SharedEncoder, collection_settings, make_hasher
 from fedalc.labels.collection.messages import Messages, byte_order, make_messages
@@ -87,7 +87,7 @@ class Party:
             text(hasher),
         )
         order = byte_order(hasher.labels(holding.names))
-        split = Split(holding.split.features, holding.split.labels[:, order])
+        split = replace(holding.split, labels=holding.split.labels[:, order])
         if network is not None and isinstance(split.features, Images):
             split = features_of(split, network)
         ordered = Holding(
@@ -115,27 +115,35 @@ class Party:
 
     def digests(self, encoder: SharedEncoder) -> np.ndarray:
         """Return the digest of every instance. `encoder` matters only for identity `embedding`."""
-        return self._digests_by(self.hasher, encoder)
-
-    def held_out(self, encoder: SharedEncoder, share: float) -> np.ndarray:
-        """Return which instances are held out: in every run the same. Otherwise a server could look for two run ids of
-        which one holds out a record more, and subtract what the party answers."""
-        if share == 0:
-            return np.zeros(len(self.holding.split), dtype=bool)
-        return held_out(self._digests_by(self.same_hasher, encoder), share)
-
-    def _digests_by(self, hasher: Hasher, encoder: SharedEncoder) -> np.ndarray:
         identity, content = Identity(self.collection, encoder), self.content
         canonical = identity.canonical(content, self.holding.records)
-        return hasher.instances(canonical, identity.name(content))
+        return self.hasher.instances(canonical, identity.name(content))
+
+    @cached_property
+    def lasting_digests(self) -> np.ndarray:
+        """Digests by what the instances are, in every run the same, whatever the server asks: of raw texts, and not of
+        the features that its settings make of them. The party sends none of these."""
+        split, records = self.holding.split, self.holding.records
+        if split.contents is not None and records is None:
+            return self.same_hasher.instances(map(bytes, split.contents), "text")
+        content = split.features if split.pictures is None else split.pictures
+        what = features_identity("content" if records is None else "record", content)
+        return self.same_hasher.instances(canonical_features(content, records), what)
+
+    def held_out(self, share: float) -> np.ndarray:
+        """Return which instances are held out: in every run the same. Otherwise a server could look for two runs of
+        which one holds out a record more, and subtract what the party answers; or learn from the numbers of many runs
+        which labels occur together."""
+        if share == 0:
+            return np.zeros(len(self.holding.split), dtype=bool)
+        return held_out(self.lasting_digests, share)
 
     @cached_property
     def fingerprint(self) -> str:
         """What tells the records and their labels from those of other runs, in any order."""
         labels, names = self.holding.split.labels.tocsr(), np.array(self.holding.names)
-        records = zip(np.split(labels.indices, labels.indptr[1:-1]), canonical_features(self.content), strict=True)
-        with_labels = (repr((sorted(names[own].tolist()), content)).encode() for own, content in records)
-        return fingerprint(*sorted(map(bytes, self.same_hasher.instances(with_labels, "labelled records"))))
+        records = zip(np.split(labels.indices, labels.indptr[1:-1]), self.lasting_digests, strict=True)
+        return fingerprint(*sorted(repr((sorted(names[own].tolist()), bytes(one))).encode() for own, one in records))
 
     @property
     def content(self) -> Features:

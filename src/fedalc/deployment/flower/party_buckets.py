@@ -14,7 +14,7 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_settings import check_same_records
-from fedalc.deployment.flower.party_sums import masked_counts, member_count
+from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.questions import (
     all_label_count,
     apart,
@@ -44,7 +44,7 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     counted = _Counted(party.hasher, party.pseudonyms[columns], digests[rows], labels)
     holders = None
     if counting.parties > 1:
-        sealed = (party.hasher, question["run"], counting.on_held_out)
+        sealed = (party.hasher, counting.on_held_out)
         told = read_tables(message.content, ("holders",), limits, *sealed, parts=True)["holders"]
         facts = {f"holders {counting.on_held_out}": fingerprint(told.tobytes())}
         check_unchanged(context, question["run"], facts, "sends other numbers of holders than before in this run")
@@ -52,15 +52,11 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
         limits.check_holders(holders)
     numbers, count = np.array(question["numbers"]), all_label_count(question, limits)
     check_numbers(context, question, count)
-    members = member_count(message.content, context, question["run"], party, limits)
-    if counting.parties not in (1, members):
-        raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {members}")
+    of, _ = sum_at_hand(message.content, context, question["run"], party, limits)
+    if counting.parties not in (1, of.parties):
+        raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {of.parties}")
     check_same_records(context, party, limits)
-    vector = counting.vector(party.hasher, question["run"], members, *counted.counts(counting, holders, numbers, count))
-    # From two different sums under the same seals the server could compute seals of many others.
-    of_seals = f"sealed {counting.what} {counting.on_held_out} {counting.tables} {count} {members}"
-    problem = "asks for counts of other records or labels under the same seals"
-    check_unchanged(context, question["run"], {of_seals: fingerprint(vector.tobytes())}, problem)
+    vector = counting.vector(party.hasher, of, *counted.counts(counting, holders, numbers, count))
     kind = QUESTION.rpartition(".")[2]
     return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
 
@@ -139,7 +135,7 @@ class LookedUp:
     ) -> None:
         shared = settings.clients == "parties"
         names = ("sizes", "holders") if shared else ("sizes",)
-        told = read_tables(content, names, limits, party.hasher, question["run"], on_held_out, parts=shared)
+        told = read_tables(content, names, limits, party.hasher, on_held_out, parts=shared)
         of = "held-out" if on_held_out else "training"
         facts = {f"bucket sums {of}": fingerprint(*(table.tobytes() for table in told.values()))}
         problem = "sends other sums of bucket counts than before in this run"

@@ -22,7 +22,8 @@ from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import fingerprint, remembered
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, read_json
 
-_ALL_RUNS, _TRIALS, _RECORDS = "_settings", "_trials", "_records"  # in place of a run's id
+# In place of a run's id.
+_ALL_RUNS, _TRIALS, _RECORDS, _SHARES = "_settings", "_trials", "_records", "_shares"
 
 
 def insists(context: Context) -> bool:
@@ -42,6 +43,7 @@ def check_strictly(context: Context, settings: Experiment, limits: Limits) -> No
         "client.sample": client.sample < 1,
         "client.negatives": client.negatives is not None,
         "encoder.dropout": settings.encoder.dropout > 0,
+        "images.augment": settings.encoder.is_image and settings.images.augment != "off",
     }
     if any(draws.values()) and not limits.largest("draws"):
         name = next(name for name, draw in draws.items() if draw)
@@ -63,6 +65,22 @@ def check_same_records(context: Context, party: Party, limits: Limits, what: str
                 raise BadMessage(
                     "would add up other records of this party than an earlier run: both together show what changed. To "
                     f"allow it, start this party with --allow sum_records={before + 1}"
+                )
+            known[key] = ""
+
+
+def check_same_share(context: Context, share: float, limits: Limits) -> None:
+    """Refuse more than a number of different shares of held-out records (`--allow held_out_shares=…`), before the party
+    says how many of each label it holds out: of two shares the difference is about few records."""
+    if not insists(context) or share == 0:
+        return
+    with remembered(context, _SHARES) as known:
+        if (key := repr(share)) not in known:
+            if 0 < len(known) >= limits.largest("held_out_shares"):
+                raise BadMessage(
+                    f"holds out a share of {share:g} of the records, and an earlier run {', '.join(known)}: together "
+                    "they show labels of few records. To allow it, start this party with --allow "
+                    f"held_out_shares={len(known) + 1}"
                 )
             known[key] = ""
 

@@ -25,6 +25,7 @@ from fedalc.deployment.flower.party import Party, party_collection
 from fedalc.deployment.flower.party_memory import check_unchanged, remembered
 from fedalc.deployment.flower.party_settings import check_same_records, check_same_settings
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
+from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import BadMessage, config, pack
 from fedalc.engines.vectors import flattened
 from fedalc.labels.collection.identity import make_hasher
@@ -138,8 +139,9 @@ class _Sums:
             yield Disclosures(lists, int(self.limits.largest("sum_lists")))
             known |= {key: json.dumps(value) for key, value in lists.items()}
 
-    def member_count(self, seq: int) -> int:
-        return self._restored(seq).member_count
+    def at_hand(self, seq: int) -> tuple[SumOf, tuple[str, ...]]:
+        party = self._restored(seq)
+        return SumOf(party.session, len(party.members)), party.members
 
     def _restored(self, seq: int) -> PartySum:
         record = self.context.state.get(f"{_STATE}{seq}")
@@ -209,10 +211,12 @@ def masked_counts(
     return sums.masked(said["seq"], said["dealt"], question_of(kind, content, len(vector), 0), whole)
 
 
-def member_count(content: RecordDict, context: Context, run: str, party: Party, limits: Limits) -> int:
-    """Return how many parties are in the sum that a question is of."""
-    seq = config(content, RECORD, {"seq": int, "dealt": bytes})["seq"]
-    return _Sums(context, run, identity_of(context, run, lambda: party), limits).member_count(seq)
+def sum_at_hand(
+    content: RecordDict, context: Context, run: str, party: Party, limits: Limits
+) -> tuple[SumOf, tuple[str, ...]]:
+    """Return the sum that a question is of, and the names of its parties."""
+    seq = config(content, RECORD, {"seq": int})["seq"]
+    return _Sums(context, run, identity_of(context, run, lambda: party), limits).at_hand(seq)
 
 
 def masking(work: Work, kind: str) -> Masking | None:

@@ -19,7 +19,7 @@ from fedalc.deployment.flower.party import SHARES, Party, TextOf, picture_size
 from fedalc.deployment.flower.party_budget import check_promise
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_network import own_network
-from fedalc.deployment.flower.party_settings import check_strictly, insists
+from fedalc.deployment.flower.party_settings import check_same_share, check_strictly, insists
 from fedalc.deployment.flower.party_texts import text_of
 from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.wire import (
@@ -56,6 +56,7 @@ def checked_task(
     limits.check_settings(settings)
     check_strictly(context, settings, limits)
     _check_share(question["share"])
+    check_same_share(context, question["share"], limits)
     _check_run(message, context, question, limits)
     if settings.text.encoder is not None:  # never read a folder that the server names
         raise BadMessage("asks for features of a sentence encoder, which a party does not read (text.kind)")
@@ -145,8 +146,7 @@ def apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray,
     if party.collection.identity == "embedding":  # then the server's settings determine the size of an encoder
         shape = encoder_shape(party.holding.split.features.shape[1], settings.encoder)
         check_memory(4 * (shape.drawn + sum(parameter.numel() for parameter in shape.parameters())))
-    encoder = shared_encoder(settings)
-    return party.digests(encoder), party.held_out(encoder, share)
+    return party.digests(shared_encoder(settings)), party.held_out(share)
 
 
 def all_label_count(question: dict[str, Any], limits: Limits) -> int:

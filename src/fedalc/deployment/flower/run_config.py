@@ -253,12 +253,11 @@ def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experim
 
 def _without_join(values: Mapping[str, Any], settings: Experiment, resolved: Callable[..., Experiment]) -> Experiment:
     """Return the settings with label counts by masked sums, where they fit unless someone said otherwise: with the join
-    the server has all label sets, and could tell a party false sizes of its own."""
-    if (
-        values["collection"]
-        or not (settings.secure_sums.on and settings.needs_counts)
-        or _says(values, "collection.by")
-    ):
+    the server has all label sets, of held-out records too, and could tell a party false sizes of its own."""
+    if values["collection"] or not settings.secure_sums.on or _says(values, "collection.by"):
+        return settings
+    could_rank = settings.clients != "parties" or settings.client.set_size == "exact"
+    if not (settings.needs_counts or could_rank):
         return settings
     try:
         return resolved("secure_sums.on=true", 'collection.by="sums"')

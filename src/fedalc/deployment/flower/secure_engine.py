@@ -108,7 +108,7 @@ class SecureFlowerEngine(FlowerEngine):
         if leaves_out_features(self.settings):
             length_of_count = self.roster.feature_count + SEALS
             holders = self._total(FEATURES, model, participants, 1, self._every_row(model), length_of_count)
-            shared |= told_to_all(holders, len(self.sums_of.answered))
+            shared |= told_to_all(holders, self.sums_of.last)
             traffic.add(self._traffic)
         total = self._total("train.sums", model, participants, 1, shared, length)
         traffic.add(self._traffic)

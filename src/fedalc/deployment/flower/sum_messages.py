@@ -40,7 +40,8 @@ _KINDS = {"train": TRAINING, "curvature": TRAINING, "sums": TRAINING, "feature_h
 _COUNTED = {"bucket_counts": ("what", "held-out"), "document_counts": ()}
 """Counts before round 1, with the values of `COUNTING` by which their kinds differ: tables of other sizes show the
 same."""
-_PACKED = (*_COUNTED, "feature_holders")  # packed counts, or counts with seals: they use all 64 bits
+_SEALED = ("bucket_counts", "feature_holders")
+_PACKED = ("document_counts", *_SEALED)  # packed counts, or counts with seals: they use all 64 bits
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
@@ -61,7 +62,7 @@ def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Quest
     subject = question_digest(kind, *alike, b"", *records)
     asked = question_digest(kind, *whole, b"", *records)
     compared = " ".join([_KINDS.get(kind, kind), *(repr(counting[name]) for name in _COUNTED.get(kind, ()))])
-    return Question(asked, subject, length, 0 if noised else bits, noised, compared, packed=kind in _PACKED)
+    return Question(asked, subject, length, 0 if noised else bits, noised, compared, kind in _PACKED, kind in _SEALED)
 
 
 def _check_known(content: RecordDict) -> None:

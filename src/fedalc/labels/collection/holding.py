@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedalc.data.dataset import Split
@@ -49,7 +49,8 @@ def load_holding(
         every_record = _read_records(records, len(split))
         record_names = tuple(every_record[row] for row in labelled.nonzero()[0])
     label_names = tuple(names[column] for column in columns)
-    return Holding(Split(split.features[labelled], label_matrix[labelled]), label_names, record_names)
+    held = replace(split, labels=label_matrix, users=None, parties=None, places=None).rows(labelled)
+    return Holding(held, label_names, record_names)
 
 
 def _columns_of(wanted: str, names: tuple[str, ...]) -> list[int]:
