@@ -31,9 +31,9 @@ def about_inversion(found: Inversion, split: Split, fewest: int) -> Iterator[str
     else:
         yield f"In these parties' answers labels with few records are hidden among others. {has}"
     yield (
-        "Leave labels with few records out (fedalc deploy party --labels), or join them into larger ones. Trust in the "
-        "server, or noise at the parties (--set privacy.mechanism=sums), is the only protection for the others against "
-        "chosen θ."
+        "Leave labels with few records out (fedalc deploy party --least-records), or join them into larger ones. Trust "
+        "in the server, or noise at the parties (--set privacy.mechanism=sums), is the only protection for the others "
+        "against chosen θ."
     )
 
 

@@ -166,6 +166,10 @@ def party(
     labels: Annotated[
         str | None, typer.Option(help="names of this party's labels, comma-separated (default: all labels in its data)")
     ] = None,
+    least_records: Annotated[
+        int | None,
+        typer.Option(min=1, help="leave out labels of fewer records, which sums over parties show (default: 1)"),
+    ] = None,
     client: Annotated[str | None, typer.Option(help="a name for this party that the server sees")] = None,
     identity: Annotated[
         str, typer.Option(help="when two instances are the same: content, record (with --records), embedding")
@@ -247,6 +251,7 @@ def party(
             data=_absolute(data),
             key=_absolute(key),
             labels=labels,
+            least_records=least_records,
             client=client,
             identity=identity,
             records=_absolute(records),

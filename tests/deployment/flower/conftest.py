@@ -30,13 +30,13 @@ def _remembered_holdings() -> Iterator[None]:
     """Read a party's files once while they stay the same. A real party reads them for every message."""
     read, known = party.load_holding, dict[Any, Holding]()
 
-    def remembered(data: str, labels: Any, records: Any, data_dir: Any, images: Any, text: Any) -> Holding:
-        arguments = data, labels, records, data_dir, images, text
+    def remembered(data: str, labels: Any, records: Any, data_dir: Any, images: Any, text: Any, least: int) -> Holding:
+        arguments = data, labels, records, data_dir, images, text, least
         if not isinstance(text, TextSettings):
             return read(*arguments)
         files = [path for name in (data, records) if name for path in (Path(name), *Path(name).rglob("*"))]
         stats = [(str(path), path.stat()) for path in sorted(files) if path.exists()]
-        case = repr((arguments[:4], images.size, images.difficult, images.broken, text))
+        case = repr((arguments[:4], least, images.size, images.difficult, images.broken, text))
         case += repr([(name, found.st_ino, found.st_size, found.st_mtime_ns) for name, found in stats])
         if case in known:
             return known[case]

@@ -14,6 +14,7 @@ from fedalc.data.text.settings import TextSettings
 from fedalc.deployment.flower import kept_party, party
 from fedalc.deployment.flower.kept_party import keep_party, read_party
 from fedalc.deployment.flower.party import Party, hashed
+from fedalc.errors import DataError
 from fedalc.labels.collection.keys import Key
 
 
@@ -40,6 +41,16 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 def read(config: dict[str, Any], run: str = "a", text: Any = hashed, size: int = 96) -> Party:
     return read_party(config, ImageOptions(size=size), run, text, None)
+
+
+def test_labels_of_few_records_are_left_out(config: dict[str, Any]) -> None:
+    """With the records that have no other label."""
+    Path(config["data"]).write_text("4 3 3\n0,1 0:1.0\n0 1:1.0\n1 2:1.0\n2 2:2.0\n")
+    found = {least: read(config | {"least-records": least}).holding for least in (1, 2)}
+    assert {least: sorted(holding.names) for least, holding in found.items()} == {1: ["0", "1", "2"], 2: ["0", "1"]}
+    assert {least: len(holding.split) for least, holding in found.items()} == {1: 4, 2: 3}
+    with pytest.raises(DataError, match="no label has 3 records"):
+        read(config | {"least-records": 3})
 
 
 def test_only_a_worker_keeps_a_party(reads: list[str], config: dict[str, Any]) -> None:

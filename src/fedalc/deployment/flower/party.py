@@ -64,7 +64,8 @@ class Party:
         text: TextOf = hashed,
         network: PictureFeatures | None = None,
     ) -> Party:
-        """Read data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
+        """Read data, key, labels, least-records, client, identity, records, algorithm, digest-bytes, share-names,
+        data-dir, size.
 
         `run`: the id of the run that digests and pseudonyms are for. `images`: how to read pictures. The party chooses
         their size: if the server could, it could make the party write new small copies with every message. `text`: how
@@ -85,6 +86,7 @@ class Party:
             None if data_dir is None else Path(str(data_dir)),
             replace(images or ImageOptions(), size=picture_size(config)),
             text(hasher),
+            int(config.get("least-records", 1)),
         )
         order = byte_order(hasher.labels(holding.names))
         split = replace(holding.split, labels=holding.split.labels[:, order])

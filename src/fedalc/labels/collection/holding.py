@@ -30,16 +30,22 @@ def load_holding(
     data_dir: Path | None = None,
     images: ImageOptions | None = None,
     text: TextSettings | TextFeatures | None = None,
+    least_records: int = 1,
 ) -> Holding:
     """Load a party's data.
 
     `labels` are the party's label names, comma-separated (default: all labels in its data). `records` is a file of
-    record names, one per line. `images` says how to read pictures, `text` how texts become features.
+    record names, one per line. `images` says how to read pictures, `text` how texts become features. Labels of fewer
+    than `least_records` records are left out.
     """
     split, names = load_held(data, data_dir, images, text)
     if (name := repeated_name(names)) is not None:
         raise DataError(f"two labels have the same name, {name!r}; other parties know labels only by name", data)
-    columns = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()
+    counts = split.labels.getnnz(axis=0)
+    wanted = _columns_of(labels, names) if labels else counts.nonzero()[0].tolist()
+    columns = [column for column in wanted if counts[column] >= least_records]
+    if wanted and not columns:
+        raise DataError(f"nothing to send: no label has {least_records:,} records (--least-records)", data)
     label_matrix = split.labels[:, columns]
     labelled = label_matrix.getnnz(axis=1) > 0
     if not labelled.any():
