@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 RECORD = "all-rows"
 COPIES = 4  # of the scores of a block: the scores, their loss, and the derivatives of both
 
+_OTHER_ROWS = "sends other rows of W, or another number of labels, than before in this run"
+
 
 @dataclass(frozen=True)
 class ComparedRows:
@@ -52,16 +54,23 @@ def read_compared_rows(work: Work, round_number: int) -> ComparedRows:
     return ComparedRows(rows, None if axes is None else axes.to(device))
 
 
-def _check_fixed(work: Work, all_of_them: bool) -> None:
-    content, question = work.message.content, work.question
+def check_own_rows(work: Work) -> None:
+    """Refuse other rows of the party's labels than before in this run: from two answers at one θ the server could
+    subtract what all others sent."""
+    question = work.question
     numbers = zip(question["labels"], question["numbers"], work.own_rows(), strict=True)
     facts = {
         f"row {label.hex()}": fingerprint(str(number).encode(), row.numpy().tobytes()) for label, number, row in numbers
     }
-    facts["label count"] = str(question["label-count"])
+    check_unchanged(work.context, question["run"], facts, _OTHER_ROWS)
+
+
+def _check_fixed(work: Work, all_of_them: bool) -> None:
+    check_own_rows(work)
+    content, question = work.message.content, work.question
+    facts = {"label count": str(question["label-count"])}
     if all_of_them:
         record = content[RECORD]
         assert isinstance(record, ArrayRecord)
         facts["all rows"] = fingerprint(*(array.data for array in record.values()))
-    problem = "sends other rows of W, or another number of labels, than before in this run"
-    check_unchanged(work.context, question["run"], facts, problem)
+    check_unchanged(work.context, question["run"], facts, _OTHER_ROWS)

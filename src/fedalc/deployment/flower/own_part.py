@@ -6,6 +6,7 @@ these the server could make all parties but one add next to nothing, and the sum
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import torch
 
 from fedalc.deployment.flower.bucket_sums import SealedTables, check_label_counts
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
+from fedalc.deployment.flower.compared_rows import check_own_rows
 from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_settings import insists
 from fedalc.deployment.flower.shared_labels import record_counts
 from fedalc.deployment.flower.sum_messages import (
     EVERY_ROW,
     LABEL_WEIGHTS,
+    LABELS,
     MEAN_SHARE,
     POWERS,
     RAREST,
@@ -41,12 +44,15 @@ UNIT = 1e-3  # by which the length of a row may differ from 1
 def check_own_part(work: Work, kind: str) -> None:
     """`kind`: of the question."""
     _check_labels(work, kind)
+    if work.settings.clients == "parties":
+        _check_list(work)
     if kind == "rank":
         _check_lengths(work, _all_rows(work, ALL_ROWS))
         if WEIGHTS in work.message.content and work.settings.clients != "parties":
             _check_weightings(work)
     if "rows" in work.message.content:
         _check_rows(work)
+        check_own_rows(work)
     if kind in ("train", "sums") and work.settings.weighs_labels:
         _check_weights(work)
     by_mean = work.settings.client.loss != "hinge" and work.settings.client.set_size == "expected"
@@ -59,6 +65,16 @@ def _check_labels(work: Work, kind: str) -> None:
     asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
     problem = "asks about other labels, or with other numbers, than before in this run"
     check_unchanged(work.context, work.question["run"], {f"sum labels {kind}": asked}, problem)
+
+
+def _check_list(work: Work) -> None:
+    """All parties get the same list of labels, in which each stands once, and this party's where its numbers say. With
+    another number, and so another row, at each party of a label, the sum could be taken apart by party."""
+    listed = unpack(work.message.content, LABELS, {"labels": ("uint8", (_label_count(work), None))})["labels"]
+    rows, numbers = [row.tobytes() for row in listed], work.question["numbers"]
+    own = [rows[number] for number in numbers if 0 <= number < len(rows)]
+    if len(set(rows)) < len(rows) or own != work.question["labels"]:
+        raise BadMessage("gives this party's labels other numbers than all parties' list of labels")
 
 
 def _check_rows(work: Work) -> None:
@@ -89,7 +105,12 @@ def _check_weights(work: Work) -> None:
     if work.settings.clients == "parties":
         _check_shared_weights(work, told.label_weights)
         return
-    _check_follow(work, told.label_weights, work.settings.client.label_power, own_counts(work))
+    own, client = own_counts(work), work.settings.client
+    _check_follow(work, told.label_weights, client.label_power, own)
+    if _knows_counts(work):  # not what was told: what rounding lets pass would do, since sums are exact
+        rarest = config(work.message.content, "task", {RAREST: float})[RAREST]
+        due = weights_of(np.append(own, rarest), client.label_power, client.label_offset)[:-1]
+        work.method = replace(work.method, told=replace(told, label_weights=due))
 
 
 def _check_shared_weights(work: Work, told: np.ndarray) -> None:
@@ -109,6 +130,9 @@ def _check_shared_weights(work: Work, told: np.ndarray) -> None:
         due = weights_of(n, settings.client.label_power, settings.client.label_offset)
         if not np.allclose(weights, due, rtol=SINGLE, atol=0):
             raise BadMessage("sends label weights that do not follow from the labels' numbers of records")
+        assert work.method.told is not None
+        own = due[work.question["numbers"]]
+        work.method = replace(work.method, told=replace(work.method.told, label_weights=own))
     elif insists(work.context):
         raise BadMessage(
             "has label weights (client.label_power) and labels at several parties, whose weights this party can check "
@@ -139,10 +163,15 @@ def _check_follow(work: Work, weights: np.ndarray, power: float, own: np.ndarray
     with np.errstate(all="ignore"):
         n = (rarest + offset) * weights ** (-1 / power) - offset
     factor, slack = OFF_BY, NOISE if has_noise else 1.0
-    if work.settings.collection.by == "sums":  # n is exact
+    if _knows_counts(work):
         factor, slack = 1.0, 0.01
     if not ((n >= own / factor - slack) & (n <= own * factor + slack)).all():
         raise BadMessage("sends label weights that do not follow from this party's own numbers of records")
+
+
+def _knows_counts(work: Work) -> bool:
+    """Whether the server's n of a label that this party alone has is the party's own."""
+    return work.settings.collection.by == "sums"
 
 
 def _check_mean(work: Work) -> None:

@@ -20,12 +20,13 @@ FEATURES = "train.feature_holders"  # the question which features a party has
 FEATURE_HOLDERS = "feature-holders"  # what all parties get of the answers
 WEIGHTS = "weights"  # of the labels' scores, in a search: the record, and its array
 LABEL_WEIGHTS = "label-weights"  # a_u of all labels, if parties share labels
+LABELS = "labels"  # the pseudonyms of all labels in the order of their numbers, if parties share labels
 # In a task: n of the rarest label, 1/m for the mean set size m, if parties get only that, and the label powers by which
 # a search weighs scores.
 RAREST, MEAN_SHARE, POWERS = "rarest", "mean-share", "powers"
 _RECORDS = (
     *("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent"),
-    *(WEIGHTS, LABEL_WEIGHTS, BUCKET_SUMS, FEATURE_HOLDERS),
+    *(WEIGHTS, LABEL_WEIGHTS, LABELS, BUCKET_SUMS, FEATURE_HOLDERS),
 )
 _TASK = (
     *("version", "run", "settings", "share", "search", "round", "label-count", "what"),
