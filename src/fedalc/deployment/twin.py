@@ -43,7 +43,8 @@ def in_one_process(
     digests = hasher.instances(canonical_features(train.features), features_identity("content", train.features))
     keys = instance_keys(hasher, digests, settings.client.sample)
     features = scale_rows(train.features, settings.encoder.features)
-    knowledge = knowledge_for(settings, train, [names[label] for label in order.tolist()], hasher=hasher)
+    counting = Hasher("hmac-sha256", Key.read(key), run="" if settings.collection.by == "sums" else run)
+    knowledge = knowledge_for(settings, train, [names[label] for label in order.tolist()], hasher=counting)
     if train.parties is None:
         federation = Federation(features, train.labels, keys=keys, parties=owner)
     else:

@@ -204,13 +204,18 @@ def watched(parties: Nodes, folder: Path, by: str, **more: Any) -> LocalGrid:
 
 
 def test_the_server_holds_no_digest_of_a_record(parties: Nodes, train: Split, tmp_path: Path) -> None:
-    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=RUN_ID)
-    digests = [digest.tobytes()[:8] for digest in hasher.instances(canonical_features(train.features))]
+    digests = {}
+    for name in (RUN_ID, ""):  # of this run, and those by which records are counted in buckets
+        hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=name)
+        found = hasher.instances(canonical_features(train.features))
+        digests[name] = [digest.tobytes()[:8] for digest in found]
     seen = {}
     for by in ("sums", "join"):
         has = all_that_the_server_has(watched(parties, tmp_path / by, by), tmp_path / by)
-        seen[by] = sum(digest in has or digest.hex().encode() in has for digest in digests)
-    assert seen == {"sums": 0, "join": len(digests)}  # the first bytes would be enough
+        for name, each in digests.items():
+            seen[by, name] = sum(digest in has or digest.hex().encode() in has for digest in each)
+    count = len(train)  # the first bytes would be enough
+    assert seen == {("sums", RUN_ID): 0, ("sums", ""): 0, ("join", RUN_ID): count, ("join", ""): 0}
 
 
 @pytest.mark.long

@@ -16,12 +16,16 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.data.text.agreed import plausible
 from fedalc.data.text.counted import idf_of
 from fedalc.data.text.features import HashedText
 from fedalc.data.text.keyed import DIGEST_BYTES, KeyedVocabularyText, is_ascending
 from fedalc.data.text.settings import TextSettings
 from fedalc.deployment.flower.introductions import MOST
+from fedalc.deployment.flower.table_seals import SEALED, SEALS, Sealing, SumOf
 from fedalc.deployment.flower.wire import BadMessage, config, pack, record_bytes, unpack
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.secure_sums.messages import LEAST_PARTIES
 
 TEXT, FACTS = "text", "text-facts"  # the records
 MOST_DOCUMENTS = 1 << 45
@@ -39,6 +43,7 @@ def masks_counts(settings: Experiment) -> bool:
 class Agreement:
     """`numbers`: of the documents, of all `documents` of all parties, that have a term in each bucket, or each of
     `terms`. `terms`: keyed digests, ascending; None if terms are hashed. `check`: the check value of their key.
+    `summed`, `seals`: of a secure sum, what came out (documents, then numbers), and what shows that (`check_sealed`).
     `bytes_up`, `bytes_down`: what it took to agree."""
 
     documents: int
@@ -47,6 +52,25 @@ class Agreement:
     check: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
+    summed: np.ndarray | None = None
+    seals: np.ndarray | None = None
+
+    @classmethod
+    def of_sum(cls, summed: np.ndarray, seals: np.ndarray, of: SumOf, bytes_up: int, bytes_down: int) -> Agreement:
+        counts = plausible(int(summed[0]), summed[1:])
+        sealed = np.concatenate([seals, of.numbers])
+        return cls(counts.documents, counts.buckets, None, "", bytes_up, bytes_down, summed, sealed)
+
+    def check_sealed(self, hasher: Hasher) -> None:
+        """At a party: refuse numbers that are not what the parties' sum gave. With false ones in a run a server would
+        have other features of a few documents, and so their part of another sum."""
+        assert self.summed is not None and self.seals is not None
+        of, counts = SumOf.of_numbers(self.seals[SEALS:]), plausible(int(self.summed[0]), self.summed[1:])
+        sealed = of_documents(of, len(self.summed)).of_sum(hasher, self.summed.view(np.uint64))
+        same = self.documents == counts.documents and np.array_equal(self.numbers, counts.buckets)
+        small = int(np.abs(self.summed).max()) < MOST_DOCUMENTS
+        if not (same and small and of.parties >= LEAST_PARTIES and np.array_equal(sealed, self.seals[:SEALS])):
+            raise BadMessage("sends other numbers of documents than those that the parties counted")
 
     def features(self, settings: TextSettings, key: bytes | None = None) -> KeyedVocabularyText | HashedText:
         """Return what turns texts into these features. `key`: that of the terms; without it no text can be read."""
@@ -58,9 +82,12 @@ class Agreement:
 
     def records(self) -> RecordDict:
         """Return it as records of a message."""
-        arrays = {"numbers": self.numbers} | ({} if self.terms is None else {"terms": self.terms})
         facts = ConfigRecord({"documents": self.documents, "check": self.check})
-        return RecordDict({TEXT: pack(arrays), FACTS: facts})
+        return RecordDict({TEXT: pack(self._arrays()), FACTS: facts})
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        found = {name: getattr(self, name) for name in ("numbers", "terms", "summed", "seals")}
+        return {name: array for name, array in found.items() if array is not None}
 
     @property
     def sent_bytes(self) -> int:
@@ -69,24 +96,34 @@ class Agreement:
         return record_bytes(record)
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = {"numbers": torch.from_numpy(self.numbers)}
-        tensors |= {} if self.terms is None else {"terms": torch.from_numpy(self.terms)}
-        return {_PREFIX + name: tensor for name, tensor in tensors.items()}
+        signed = {name: array.view(np.int64) if name == "seals" else array for name, array in self._arrays().items()}
+        return {_PREFIX + name: torch.from_numpy(array) for name, array in signed.items()}
 
     def facts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("documents", "check", "bytes_up", "bytes_down")}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Agreement:
-        terms = tensors.get(f"{_PREFIX}terms")
-        return cls(
-            numbers=tensors[f"{_PREFIX}numbers"].numpy(), terms=None if terms is None else terms.numpy(), **facts
-        )
+        names = ("numbers", "terms", "summed", "seals")
+        arrays = {name: tensors[_PREFIX + name].numpy() for name in names if _PREFIX + name in tensors}
+        if "seals" in arrays:
+            arrays["seals"] = arrays["seals"].view(np.uint64)
+        return cls(**arrays, **facts)
 
 
-def read_agreement(content: RecordDict, settings: TextSettings) -> Agreement:
-    """Return the agreement of a message, if an honest sum of numbers could be it."""
+def of_documents(of: SumOf, length: int) -> Sealing:
+    """Return what the seals of numbers of documents are bound to."""
+    return Sealing(of, "documents", False, (length, 1))
+
+
+def read_agreement(content: RecordDict, settings: TextSettings, sealed: bool = False) -> Agreement:
+    """Return the agreement of a message, if an honest sum of numbers could be it. `sealed`: it has what the parties'
+    secure sum gave, with its seals."""
     facts = config(content, FACTS, {"documents": int, "check": str})
+    if sealed:
+        counted: dict[str, Any] = {"numbers": ("int64", (settings.buckets,))}
+        counted |= {"summed": ("int64", (settings.buckets + 1,)), "seals": ("uint64", (SEALED,))}
+        return Agreement(facts["documents"], **unpack(content, TEXT, counted))
     documents, numbers, terms = read_numbers(content, TEXT, facts["documents"], settings)
     if terms is not None:
         if len(terms) > settings.most_terms:

@@ -35,7 +35,7 @@ from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
-from fedalc.deployment.flower.party_settings import check_same_records, insists
+from fedalc.deployment.flower.party_settings import check_same_records, check_same_settings, insists
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
 from fedalc.deployment.flower.party_texts import check_own, counted_documents, summed_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
@@ -137,6 +137,7 @@ def document_counts(message: Message, context: Context) -> RecordDict:
     counts = counted_documents(party, counter, context, settings, question["run"])
     if masks_counts(settings):
         if not settings.privacy.covers_records:
+            check_same_settings(context, question, limits)
             check_same_records(context, party, limits, "documents")
         return summed_documents(message.content, party, counts, context, question["run"], limits)
     return counts.records()

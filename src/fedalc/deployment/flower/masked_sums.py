@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -19,7 +19,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.roster import Roster
-from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question_of
+from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, TRAINING, question_of
 from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import BadMessage, config, unpack
 from fedalc.engines.traffic import Ledger
@@ -28,6 +28,9 @@ from fedalc.secure_sums.disclosures import allowed_part, minority_of, singled_ou
 from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.secure_sums.party import CHECKS
 from fedalc.secure_sums.server import threshold_of
+
+if TYPE_CHECKING:
+    from fedalc.deployment.flower.census import Census
 
 Contents = Callable[[int], RecordDict]
 """From a party, the question for it."""
@@ -64,6 +67,16 @@ class Members(Protocol):
     def roster(self) -> Roster: ...
     @property
     def run(self) -> str: ...
+
+
+def sums_of_census(parties: Parties, census: Census, settings: Experiment) -> MaskedSums | None:
+    """Return how the parties of a census add up in secret, or None in a run without secure sums."""
+    if not settings.secure_sums.on:
+        return None
+    sums = MaskedSums(parties, census, settings)
+    if census.text is not None and census.text.seals is not None:  # they have added up their numbers of documents
+        sums.lists[TRAINING] = [sorted(sums.names)]
+    return sums
 
 
 class MaskedSums:

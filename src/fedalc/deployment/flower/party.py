@@ -115,11 +115,12 @@ class Party:
         """Digests that are the same in every run. The party sends none of them."""
         return make_hasher(self.collection) if self.collection.key else self.hasher
 
-    def digests(self, encoder: SharedEncoder) -> np.ndarray:
-        """Return the digest of every instance. `encoder` matters only for identity `embedding`."""
+    def digests(self, encoder: SharedEncoder, lasting: bool = False) -> np.ndarray:
+        """Return the digest of every instance. `encoder` matters only for identity `embedding`. `lasting`: the same in
+        every run; the party sends none of these."""
         identity, content = Identity(self.collection, encoder), self.content
         canonical = identity.canonical(content, self.holding.records)
-        return self.hasher.instances(canonical, identity.name(content))
+        return (self.same_hasher if lasting else self.hasher).instances(canonical, identity.name(content))
 
     @cached_property
     def lasting_digests(self) -> np.ndarray:

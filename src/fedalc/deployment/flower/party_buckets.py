@@ -13,7 +13,7 @@ from fedalc.deployment.flower.bucket_sums import PAIRS, QUESTION, Counting, read
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
-from fedalc.deployment.flower.party_settings import check_same_records
+from fedalc.deployment.flower.party_settings import check_same_records, check_same_tables
 from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.questions import (
     all_label_count,
@@ -21,10 +21,10 @@ from fedalc.deployment.flower.questions import (
     check_all_labels,
     own_columns,
     read_question,
+    shared_encoder,
 )
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.labels.collection.buckets import Tables, totals
-from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.held_pairs import Held, pair_places, record_places, whole_parts
 
 
@@ -37,11 +37,11 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     counting, columns = read_counting(message.content, settings, limits), own_columns(party, question)
     facts = {"bucket labels": fingerprint(*sorted(question["labels"]))}
     check_unchanged(context, question["run"], facts, "asks about other labels than before in this run")
-    digests, out = apart(party, settings, question["share"])
+    digests, (_, out) = lasting_digests(party, settings), apart(party, settings, question["share"])
     check_all_labels(party, question, out, counting.on_held_out)
     rows = np.flatnonzero(out == counting.on_held_out)
     labels = party.holding.split.labels[:, columns][rows]
-    counted = _Counted(party.hasher, party.pseudonyms[columns], digests[rows], labels)
+    counted = _Counted(party, columns, digests[rows], labels)
     holders = None
     if counting.parties > 1:
         sealed = (party.hasher, counting.on_held_out)
@@ -56,6 +56,7 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     if counting.parties not in (1, of.parties):
         raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {of.parties}")
     check_same_records(context, party, limits)
+    check_same_tables(context, counting, limits)
     vector = counting.vector(party.hasher, of, *counted.counts(counting, holders, numbers, count))
     kind = QUESTION.rpartition(".")[2]
     return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
@@ -66,11 +67,12 @@ def by_sums(settings: Experiment) -> bool:
 
 
 class _Counted:
-    """Some records of a party with its labels, and their places in tables."""
+    """Some records of a party with its labels, and their places in tables: in every run the same, so that no choice of
+    a run changes which records share a bucket. `columns`: the party's labels that `labels` has."""
 
-    def __init__(self, hasher: Hasher, pseudonyms: np.ndarray, digests: np.ndarray, labels: csr_matrix) -> None:
-        self.hasher = hasher
-        self.pseudonyms = pseudonyms  # of the columns of `labels`
+    def __init__(self, party: Party, columns: list[int], digests: np.ndarray, labels: csr_matrix) -> None:
+        self.hasher = party.same_hasher
+        self.pseudonyms = self.hasher.labels([party.holding.names[column] for column in columns])
         self.held = Held.of(digests, labels, None) if labels.nnz else None  # there may be no held-out records
 
     def counts(
@@ -117,9 +119,14 @@ def _tables(told: np.ndarray) -> Tables:
     return Tables(*told.shape)
 
 
+def lasting_digests(party: Party, settings: Experiment) -> np.ndarray:
+    return party.digests(shared_encoder(settings), lasting=True)
+
+
 class LookedUp:
     """What a party finds in the sums that come with a question. They may not change during a run, or two answers could
-    differ by a single record's part. `sizes`: m of each row; `holders`: of each entry of the label matrix."""
+    differ by a single record's part. `digests`: lasting ones. `sizes`: m of each row; `holders`: of each entry of the
+    label matrix."""
 
     def __init__(
         self,
@@ -140,8 +147,7 @@ class LookedUp:
         facts = {f"bucket sums {of}": fingerprint(*(table.tobytes() for table in told.values()))}
         problem = "sends other sums of bucket counts than before in this run"
         check_unchanged(context, question["run"], facts, problem)
-        pseudonyms = np.frombuffer(b"".join(question["labels"]), np.uint8).reshape(len(question["labels"]), -1)
-        counted = _Counted(party.hasher, pseudonyms, digests, labels)
+        counted = _Counted(party, own_columns(party, question), digests, labels)
         self.sizes = counted.sizes(told["sizes"])
         self.holders = counted.holders(told["holders"]) if shared else None
         if self.holders is not None:

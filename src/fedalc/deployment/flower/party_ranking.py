@@ -94,7 +94,7 @@ def _looked_up(work: Work, own: csr_matrix) -> LookedUp | None:
     if not by_sums(settings) or settings.client.set_size != "exact":
         return None
     about = (work.message.content, work.context, work.party, settings, work.question, work.limits)
-    return LookedUp(*about, work.digests, own[:, work.question["numbers"]], on_held_out=True)
+    return LookedUp(*about, work.lasting, own[:, work.question["numbers"]], on_held_out=True)
 
 
 def told(work: Work, own: csr_matrix, looked_up: LookedUp | None = None) -> tuple[np.ndarray | None, np.ndarray]:

@@ -17,13 +17,14 @@ from typing import Any
 from flwr.app import Context
 
 from fedalc.config.experiment import Experiment
+from fedalc.deployment.flower.bucket_sums import Counting
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import fingerprint, remembered
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, read_json
 
 # In place of a run's id.
-_ALL_RUNS, _TRIALS, _RECORDS, _SHARES = "_settings", "_trials", "_records", "_shares"
+_ALL_RUNS, _TRIALS = "_settings", "_trials"
 
 
 def insists(context: Context) -> bool:
@@ -53,35 +54,36 @@ def check_strictly(context: Context, settings: Experiment, limits: Limits) -> No
         )
 
 
-def check_same_records(context: Context, party: Party, limits: Limits, what: str = "") -> None:
+def check_same_records(context: Context, party: Party, limits: Limits, what: str = "features") -> None:
     """Refuse more than a number of different sets of records (`--allow sum_records=…`). `what`: what of the records is
-    summed, if their features are not made yet."""
-    if not insists(context):
-        return
-    with remembered(context, _RECORDS) as known:
-        before = sum(key.startswith(f"{what} ") for key in known)
-        if (key := f"{what} {party.fingerprint}") not in known:
-            if 0 < before >= limits.largest("sum_records"):
-                raise BadMessage(
-                    "would add up other records of this party than an earlier run: both together show what changed. To "
-                    f"allow it, start this party with --allow sum_records={before + 1}"
-                )
-            known[key] = ""
+    summed."""
+    if insists(context):
+        why = "would add up other records of this party than an earlier run: both together show what changed"
+        _check_known(context, f"_records-{what}", party.fingerprint, limits, "sum_records", why)
 
 
 def check_same_share(context: Context, share: float, limits: Limits) -> None:
     """Refuse more than a number of different shares of held-out records (`--allow held_out_shares=…`), before the party
     says how many of each label it holds out: of two shares the difference is about few records."""
-    if not insists(context) or share == 0:
-        return
-    with remembered(context, _SHARES) as known:
-        if (key := repr(share)) not in known:
-            if 0 < len(known) >= limits.largest("held_out_shares"):
-                raise BadMessage(
-                    f"holds out a share of {share:g} of the records, and an earlier run {', '.join(known)}: together "
-                    "they show labels of few records. To allow it, start this party with --allow "
-                    f"held_out_shares={len(known) + 1}"
-                )
+    if insists(context) and share:
+        why = f"holds out a share of {share:g} of the records, and an earlier run another one: together they show few"
+        _check_known(context, "_shares", repr(share), limits, "held_out_shares", why)
+
+
+def check_same_tables(context: Context, counting: Counting, limits: Limits) -> None:
+    """Refuse more than a number of different sizes of tables (`--allow bucket_tables=…`): in small ones single records
+    share their buckets, which changes what their parties add up."""
+    if insists(context):
+        kind, size = f"{counting.what}-{counting.on_held_out}", f"{counting.tables.tables} × {counting.tables.buckets}"
+        why = f"counts in {size} buckets, and an earlier run in others: set sizes of single records may differ"
+        _check_known(context, f"_tables-{kind}", size, limits, "bucket_tables", why)
+
+
+def _check_known(context: Context, where: str, key: str, limits: Limits, bound: str, why: str) -> None:
+    with remembered(context, where) as known:
+        if key not in known:
+            if 0 < len(known) >= limits.largest(bound):
+                raise BadMessage(f"{why}. To allow it, start this party with --allow {bound}={len(known) + 1}")
             known[key] = ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,17 @@ from fedalc.data.text.base import TextFeatures, listed_texts
 from fedalc.data.text.features import VocabularyText
 from fedalc.data.text.keyed import key_check, term_digests
 from fedalc.data.text.settings import TextSettings
-from fedalc.deployment.flower.agreement import FACTS, TEXT, Agreement, read_agreement
+from fedalc.deployment.flower.agreement import FACTS, TEXT, Agreement, masks_counts, of_documents, read_agreement
 from fedalc.deployment.flower.introductions import HELLO
 from fedalc.deployment.flower.limits import Limits
-from fedalc.deployment.flower.party import Party, TextOf
+from fedalc.deployment.flower.party import Party, TextOf, party_collection
 from fedalc.deployment.flower.party_budget import spend_documents
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
-from fedalc.deployment.flower.party_sums import masked_counts
+from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.wire import BadMessage, unpack
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.identity import make_hasher
 from fedalc.labels.collection.messages import byte_order
 from fedalc.labels.collection.pseudonyms import terms_key
 from fedalc.labels.privacy.documents import noised_documents
@@ -47,8 +49,10 @@ ROWS = "text-features.npz"
 def summed_documents(
     content: RecordDict, party: Party, counts: Agreement, context: Context, run: str, limits: Limits
 ) -> RecordDict:
-    """Return numbers of documents masked: that of all documents, then of those in each bucket."""
+    """Return numbers of documents masked: that of all documents, then of those in each bucket, and seals."""
     vector = np.concatenate([[counts.documents], counts.numbers]).astype(np.int64).view(np.uint64)
+    of, _ = sum_at_hand(content, context, run, party, limits)
+    vector = np.concatenate([vector, of_documents(of, len(vector)).of_party(party.hasher, vector)])
     return masked_counts(content, context, "document_counts", run, party, limits, vector)
 
 
@@ -89,7 +93,7 @@ def noise_source(key: bytes, documents: str) -> SecureGenerator:
 def text_of(message: Message, context: Context, settings: Experiment, run: str, limits: Limits) -> TextOf:
     """Return how the party's texts become features: by the settings, or as parties agreed."""
     text = settings.text
-    agreement = _agreement(message, context, text, run, limits) if needs_counts(text) else None
+    agreement = _agreement(message, context, settings, run, limits) if needs_counts(text) else None
     if agreement is None:
         return lambda hasher: text
 
@@ -118,12 +122,16 @@ def check_own(content: RecordDict, party: Party, text: TextSettings) -> None:
 
 
 def _agreement(
-    message: Message, context: Context, settings: TextSettings, run: str, limits: Limits
+    message: Message, context: Context, experiment: Experiment, run: str, limits: Limits
 ) -> Agreement | None:
     """Return the agreement that came with the message, or earlier in this run; None if there is none yet. A server that
     asks who the party is without it does not have it."""
+    settings, sealed = experiment.text, masks_counts(experiment)
     if TEXT in message.content:
-        agreement = read_agreement(message.content, settings)
+        agreement = read_agreement(message.content, settings, sealed)
+        if sealed:
+            agreement.check_sealed(make_hasher(party_collection(context.node_config), run))
+            agreement = replace(agreement, summed=None, seals=None)
         limits.check("text.most_terms", len(agreement.numbers))
         facts = {TEXT: _digest(agreement, settings)}
         check_unchanged(context, run, facts, "sends other features of texts than before in this run")

@@ -18,7 +18,7 @@ from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import RESUME, Parties, TooFew
 from fedalc.deployment.flower.engine import ATTEMPTS, FlowerEngine
 from fedalc.deployment.flower.exchange import Exchange, Reply
-from fedalc.deployment.flower.masked_sums import MaskedSums
+from fedalc.deployment.flower.masked_sums import sums_of_census
 from fedalc.deployment.flower.ranking import PartyHits, PartyRanking
 from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
 from fedalc.deployment.flower.sum_messages import POWERS, RAREST
@@ -41,7 +41,7 @@ class PartyPart(Part):
 
     def __init__(self, parties: Parties, census: Census, max_norm: float | None, settings: Experiment) -> None:
         super().__init__()
-        self._masked = MaskedSums(parties, census, settings) if settings.secure_sums.on else None
+        self._masked = sums_of_census(parties, census, settings)
         if census.ranking is None:
             raise FedalcError("no party holds out records that could be used, so no search can judge settings")
         self.parties = parties

@@ -36,13 +36,14 @@ _OWN = ("told", "holders", "rows", "sizes")  # records that are each party's own
 _OWN_TASK = ("labels", "numbers")
 _NOT_THE_SUBJECT = ("round",)
 TRAINING, RANKING = "training", "ranking"
-_KINDS = {"train": TRAINING, "curvature": TRAINING, "sums": TRAINING, "feature_holders": TRAINING, "rank": RANKING}
-"""Vectors that can be compared: a gradient at another θ, curvature and sums tell of the same records."""
-_COUNTED = {"bucket_counts": ("what", "held-out"), "document_counts": ()}
+_OF_TRAINING = ("train", "curvature", "sums", "feature_holders", "document_counts")
+_KINDS = dict.fromkeys(_OF_TRAINING, TRAINING) | {"rank": RANKING}
+"""Vectors that can be compared: a gradient at another θ, curvature, sums and numbers of documents tell of the same
+records."""
+_COUNTED = {"bucket_counts": ("what", "held-out")}
 """Counts before round 1, with the values of `COUNTING` by which their kinds differ: tables of other sizes show the
 same."""
-_SEALED = ("bucket_counts", "feature_holders")
-_PACKED = ("document_counts", *_SEALED)  # packed counts, or counts with seals: they use all 64 bits
+_SEALED = ("bucket_counts", "feature_holders", "document_counts")  # they use all 64 bits
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
@@ -63,7 +64,7 @@ def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Quest
     subject = question_digest(kind, *alike, b"", *records)
     asked = question_digest(kind, *whole, b"", *records)
     compared = " ".join([_KINDS.get(kind, kind), *(repr(counting[name]) for name in _COUNTED.get(kind, ()))])
-    return Question(asked, subject, length, 0 if noised else bits, noised, compared, kind in _PACKED, kind in _SEALED)
+    return Question(asked, subject, length, 0 if noised else bits, noised, compared, kind in _SEALED, kind in _SEALED)
 
 
 def _check_known(content: RecordDict) -> None:

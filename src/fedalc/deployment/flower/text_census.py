@@ -33,10 +33,12 @@ from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.introductions import MOST, Introduction
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.roster import Roster
+from fedalc.deployment.flower.table_seals import SEALS
 from fedalc.deployment.flower.wire import BadMessage, config
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.join import distinct
+from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.workflows.preflight import refuse_exact_numbers
 
 QUESTION = "query.document_counts"
@@ -178,22 +180,23 @@ def _agreed_in_secret(parties: Parties, settings: Experiment, run: str, known: d
         parties.connect(number, node)
     sums = MaskedSums(parties, _WithTexts(Roster.of_names(tuple(named)), run), settings)
     sums.traffic = Ledger()
-    length, asked = settings.text.buckets + 1, range(len(named))
+    length, asked = settings.text.buckets + 1 + SEALS, list(range(len(named)))
     for _ in range(ATTEMPTS):
         try:
-            total, counted = sums.total(QUESTION, 0, asked, lambda party: parties.hello(), length, False, whole=True)
+            total, counted = sums.total(QUESTION, 0, asked, lambda party: parties.hello(), length, True, whole=True)
             break
         except Unfinished as error:
             parties.say(f"no secure sum of numbers of documents: {error}")
+            asked = sums.answered if len(sums.answered) >= LEAST_PARTIES else asked  # nothing was unmasked yet
     else:
         raise TooFew(f"the parties' numbers of documents could not be added up in {ATTEMPTS} attempts")
-    signed = total.view(np.int64)  # noise may make numbers negative
+    signed = total[:-SEALS].view(np.int64)  # noise may make numbers negative
     documents = int(signed[0])
     possible = 0 < documents < MOST_DOCUMENTS and signed.min() >= 0 and signed.max() <= documents
     if settings.text.epsilon is None and not possible:
         raise FedalcError("numbers of documents that no documents have: a party counts wrongly, or lies")
-    counts = plausible(documents, signed[1:])
-    agreement = Agreement(counts.documents, counts.buckets, bytes_up=sums.traffic.up, bytes_down=sums.traffic.down)
+    traffic = sums.traffic
+    agreement = Agreement.of_sum(signed, total[-SEALS:], sums.last, traffic.up, traffic.down)
     return _said(parties, agreement, len(counted), len(known))
 
 

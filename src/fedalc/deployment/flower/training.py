@@ -15,7 +15,7 @@ from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.held_out import ServerData
 from fedalc.deployment.flower.held_out_records import ranked_by
-from fedalc.deployment.flower.masked_sums import MaskedSums
+from fedalc.deployment.flower.masked_sums import sums_of_census
 from fedalc.deployment.flower.measuring import PartyEvaluation
 from fedalc.deployment.flower.ranking import BestAtParties, PartyRanking
 from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
@@ -61,7 +61,7 @@ class PartyTraining(Training):
         self.parties = parties
         self.max_norm = max_norm
         self._at_parties = PartyEvaluation(parties, census, settings)
-        self._sums = MaskedSums(parties, census, settings) if settings.secure_sums.on else None
+        self._sums = sums_of_census(parties, census, settings)
         self._ranking = None if census.ranking is None else self._make_ranking(census.ranking)
         self._last: tuple[int, dict[str, float]] | None = None  # the last evaluation at the parties, and its round
 

@@ -21,7 +21,7 @@ from fedalc.data.federation import Federation
 from fedalc.deployment.flower.contributions import CarefulEngine, enough_measured
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import Party, instance_keys
-from fedalc.deployment.flower.party_buckets import LookedUp, by_sums
+from fedalc.deployment.flower.party_buckets import LookedUp, by_sums, lasting_digests
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
 from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders, record_counts
@@ -63,6 +63,7 @@ class Work:
     method: Method
     records: np.ndarray  # which rows of the federation are the same record
     digests: np.ndarray  # of these records
+    lasting: np.ndarray  # the same, if parties count records in buckets: digests that do not depend on the run
     to_train: tuple[np.ndarray, csr_matrix]  # of all records to train on: digests, and labels of the question
 
     @classmethod
@@ -89,9 +90,10 @@ class Work:
             keys=instance_keys(party.hasher, digests[rows], settings.client.sample),
         )
         told, label_count, looked_up = None, len(question["labels"]), None
+        lasting = (lasting_digests(party, settings) if by_sums(settings) else digests)[rows]
         if settings.tells_shares and by_sums(settings) and not on_held_out:
             about = (message.content, context, party, settings, question, limits)
-            looked_up = LookedUp(*about, digests[rows], federation.labels)
+            looked_up = LookedUp(*about, lasting, federation.labels)
         if settings.client.loss != "hinge" and not on_held_out:
             sizes = None if looked_up is None else looked_up.sizes
             told = _read_told(message, context, settings, question, limits, digests[rows], digests[~out], sizes)
@@ -105,8 +107,9 @@ class Work:
             label_count = all_label_count(question, limits)
         method = make_method(settings, label_count, told=told)
         different, records = distinct(digests[rows])
-        train = digests[~out], labels[~out]
-        return cls(message, context, party, settings, question, limits, federation, method, records, different, train)
+        lasting, train = lasting[np.unique(records, return_index=True)[1]], (digests[~out], labels[~out])
+        about = (message, context, party, settings, question, limits)
+        return cls(*about, federation, method, records, different, lasting, train)
 
     @property
     def trained_numbers(self) -> list[int]:
