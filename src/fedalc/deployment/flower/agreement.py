@@ -105,7 +105,7 @@ class Agreement:
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Agreement:
         names = ("numbers", "terms", "summed", "seals")
-        arrays = {name: tensors[_PREFIX + name].numpy() for name in names if _PREFIX + name in tensors}
+        arrays: dict[str, Any] = {n: tensors[_PREFIX + n].numpy() for n in names if _PREFIX + n in tensors}
         if "seals" in arrays:
             arrays["seals"] = arrays["seals"].view(np.uint64)
         return cls(**arrays, **facts)
@@ -123,7 +123,8 @@ def read_agreement(content: RecordDict, settings: TextSettings, sealed: bool = F
     if sealed:
         counted: dict[str, Any] = {"numbers": ("int64", (settings.buckets,))}
         counted |= {"summed": ("int64", (settings.buckets + 1,)), "seals": ("uint64", (SEALED,))}
-        return Agreement(facts["documents"], **unpack(content, TEXT, counted))
+        arrays = unpack(content, TEXT, counted)
+        return Agreement(facts["documents"], arrays["numbers"], summed=arrays["summed"], seals=arrays["seals"])
     documents, numbers, terms = read_numbers(content, TEXT, facts["documents"], settings)
     if terms is not None:
         if len(terms) > settings.most_terms:

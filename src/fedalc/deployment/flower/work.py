@@ -92,8 +92,8 @@ class Work:
         told, label_count, looked_up = None, len(question["labels"]), None
         lasting = (lasting_digests(party, settings) if by_sums(settings) else digests)[rows]
         if settings.tells_shares and by_sums(settings) and not on_held_out:
-            about = (message.content, context, party, settings, question, limits)
-            looked_up = LookedUp(*about, lasting, federation.labels)
+            asked = (message.content, context, party, settings, question, limits)
+            looked_up = LookedUp(*asked, lasting, federation.labels)
         if settings.client.loss != "hinge" and not on_held_out:
             sizes = None if looked_up is None else looked_up.sizes
             told = _read_told(message, context, settings, question, limits, digests[rows], digests[~out], sizes)
