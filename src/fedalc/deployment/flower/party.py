@@ -86,7 +86,7 @@ class Party:
             None if data_dir is None else Path(str(data_dir)),
             replace(images or ImageOptions(), size=picture_size(config)),
             text(hasher),
-            int(config.get("least-records", 1)),
+            int(config.get("least-records", 0)),
         )
         order = byte_order(hasher.labels(holding.names))
         split = replace(holding.split, labels=holding.split.labels[:, order])

@@ -56,7 +56,7 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     if counting.parties not in (1, of.parties):
         raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {of.parties}")
     check_same_records(context, party, limits)
-    check_same_tables(context, counting, limits)
+    check_same_tables(context, settings, counting, limits)
     vector = counting.vector(party.hasher, of, *counted.counts(counting, holders, numbers, count))
     kind = QUESTION.rpartition(".")[2]
     return masked_counts(message.content, context, kind, question["run"], party, limits, vector)

@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import Context
 
 from fedalc.config.experiment import Experiment
-from fedalc.deployment.flower.bucket_sums import Counting
+from fedalc.deployment.flower.bucket_sums import Counting, size_for
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import fingerprint, remembered
@@ -70,11 +70,13 @@ def check_same_share(context: Context, share: float, limits: Limits) -> None:
         _check_known(context, "_shares", repr(share), limits, "held_out_shares", why)
 
 
-def check_same_tables(context: Context, counting: Counting, limits: Limits) -> None:
+def check_same_tables(context: Context, settings: Experiment, counting: Counting, limits: Limits) -> None:
     """Refuse more than a number of different sizes of tables (`--allow bucket_tables=…`): in small ones single records
-    share their buckets, which changes what their parties add up."""
+    share their buckets, which changes what their parties add up. Tables that nobody looks records up in, since their
+    mean set size is enough, have a size of their own."""
     if insists(context):
-        kind, size = f"{counting.what}-{counting.on_held_out}", f"{counting.tables.tables} × {counting.tables.buckets}"
+        kind = f"{counting.what}-{counting.on_held_out}-{size_for(settings, counting.on_held_out)}"
+        size = f"{counting.tables.tables} × {counting.tables.buckets}"
         why = f"counts in {size} buckets, and an earlier run in others: set sizes of single records may differ"
         _check_known(context, f"_tables-{kind}", size, limits, "bucket_tables", why)
 

@@ -30,11 +30,11 @@ def load_holding(
     data_dir: Path | None = None,
     images: ImageOptions | None = None,
     text: TextSettings | TextFeatures | None = None,
-    least_records: int = 1,
+    least_records: int = 0,
 ) -> Holding:
     """Load a party's data.
 
-    `labels` are the party's label names, comma-separated (default: all labels in its data). `records` is a file of
+    `labels` are the party's label names, comma-separated (default: all that have a record). `records` is a file of
     record names, one per line. `images` says how to read pictures, `text` how texts become features. Labels of fewer
     than `least_records` records are left out.
     """
