@@ -226,11 +226,11 @@ def test_the_power_of_a_run_that_is_no_search_counts(tmp_path: Path) -> None:
     searches."""
     context = Context(1, 1, {"require-secure-sums": True, "state": str(tmp_path)}, RecordDict(), {})
     began = json.dumps({"client": {"label_power": 0.1}})
-    check_same_settings(context, {"settings": began, SEARCH: "", "share": 0.1}, Limits())
+    check_same_settings(context, {"settings": began, SEARCH: "", "share": 0.1}, Limits(), 0.1)
 
     def ask(power: float) -> None:
         trial = json.dumps({"client": {"label_power": power}})
-        check_same_settings(context, {"settings": trial, SEARCH: began, "share": 0.1}, Limits())
+        check_same_settings(context, {"settings": trial, SEARCH: began, "share": 0.1}, Limits(), power)
 
     ask(0.5)
     with pytest.raises(BadMessage, match="label powers over all runs = 3 is outside 1 to 2"):
@@ -243,7 +243,8 @@ def search_of(state: Path) -> Callable[..., None]:
 
     def ask(trial: dict[str, Any], limits: Limits | None = None) -> None:
         question = {"settings": json.dumps(trial), SEARCH: json.dumps({"client": {"label_power": 0.0}}), "share": 0.1}
-        check_same_settings(context, question, limits or Limits())
+        power = trial["client"].get("label_power") if "client" in trial else None
+        check_same_settings(context, question, limits or Limits(), power)
 
     return ask
 

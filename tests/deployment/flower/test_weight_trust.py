@@ -135,4 +135,4 @@ def test_a_second_count_with_other_numbers_is_refused(
     grid.before_push = change
     with fails(TooFew):
         train(grid, tmp_path / "run")
-    assert swapped and "other numbers than before in this run" in capsys.readouterr().out
+    assert swapped and "other numbers than all parties' list of labels" in capsys.readouterr().out

@@ -61,16 +61,17 @@ class Agreement:
         sealed = np.concatenate([seals, of.numbers])
         return cls(counts.documents, counts.buckets, None, "", bytes_up, bytes_down, summed, sealed)
 
-    def check_sealed(self, hasher: Hasher) -> None:
-        """At a party: refuse numbers that are not what the parties' sum gave. With false ones in a run a server would
-        have other features of a few documents, and so their part of another sum."""
+    def check_sealed(self, hasher: Hasher) -> SumOf:
+        """At a party: refuse numbers that are not what the parties' sum gave, and return which sum. With false ones in
+        a run a server would have other features of a few documents, and so their part of another sum."""
         assert self.summed is not None and self.seals is not None
         of, counts = SumOf.of_numbers(self.seals[SEALS:]), plausible(int(self.summed[0]), self.summed[1:])
         sealed = of_documents(of, len(self.summed)).of_sum(hasher, self.summed.view(np.uint64))
         same = self.documents == counts.documents and np.array_equal(self.numbers, counts.buckets)
-        small = int(np.abs(self.summed).max()) < MOST_DOCUMENTS
+        small = int(self.summed.min()) > -MOST_DOCUMENTS and int(self.summed.max()) < MOST_DOCUMENTS
         if not (same and small and of.parties >= LEAST_PARTIES and np.array_equal(sealed, self.seals[:SEALS])):
             raise BadMessage("sends other numbers of documents than those that the parties counted")
+        return of
 
     def features(self, settings: TextSettings, key: bytes | None = None) -> KeyedVocabularyText | HashedText:
         """Return what turns texts into these features. `key`: that of the terms; without it no text can be read."""

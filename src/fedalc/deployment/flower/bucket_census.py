@@ -31,7 +31,7 @@ from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.masked_sums import MaskedSums, Members
 from fedalc.deployment.flower.roster import Roster
-from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING
+from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING, all_labels
 from fedalc.deployment.flower.wire import pack, record_bytes, task
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
@@ -176,6 +176,7 @@ class BucketCensus:
             labels = roster.label_of[roster.owner == party]
             about = self.census.about(labels) | {"label-count": roster.label_count}
             message = RecordDict({"task": task(self.settings, self.census.run, **about), COUNTING: counting.record()})
+            message.update(all_labels(self.settings, roster.pseudonyms))
             if told is not None:
                 message[BUCKET_SUMS] = told
                 self.sums.traffic.down += record_bytes(told)

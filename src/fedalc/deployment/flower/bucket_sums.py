@@ -7,7 +7,7 @@ all, to which every mask is bound; a party looks up its own records. Seals (`tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -201,9 +201,10 @@ def read_tables(
     hasher: Hasher,
     on_held_out: bool,
     parts: bool,
+    check: Callable[[SumOf], None],
 ) -> dict[str, np.ndarray]:
     """At a party: return the tables of these names in a message, if they are what the parties counted. `parts`: whether
-    set sizes are sums of parts.
+    set sizes are sums of parts. `check`: refuses those of other parties.
 
     False ones are refused by all parties alike, so that a refusal says nothing about a party's records."""
     kinds = {"holders": "uint16", "sizes": "uint64" if parts else "uint16"}
@@ -221,6 +222,7 @@ def read_tables(
         possible = found.parties >= LEAST_PARTIES and found.amounts.max(initial=0) <= largest
         if not possible or not np.array_equal(sealing.of_sum(hasher, found.amounts), found.seals):
             raise BadMessage("sends other sums of bucket counts than those that the parties counted")
+        check(found.secure_sum)
         tables[name] = found.counts if name == "sizes" else found.counts.clip(max=found.parties)
     return tables
 

@@ -12,14 +12,12 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
 from fedalc.deployment.flower.bucket_sums import SealedTables
-from fedalc.deployment.flower.party_memory import fingerprint, remembered
 from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.sum_messages import FEATURE_HOLDERS, FEATURES
+from fedalc.deployment.flower.sum_parties import counted_by, note_counted
 from fedalc.deployment.flower.table_seals import SEALED, SEALS, Sealing, SumOf
 from fedalc.deployment.flower.wire import BadMessage, pack, unpack
 from fedalc.deployment.flower.work import Work
-
-_COUNTED = "features counted "  # in a party's memory of the run: the parties of a sum of features
 
 # --- at a party ---
 
@@ -27,8 +25,7 @@ _COUNTED = "features counted "  # in a party's memory of the run: the parties of
 def counted_features(work: Work) -> RecordDict:
     """Return one for each feature that a training record has, zero for others, and seals, masked."""
     has, (of, names) = (work.federation.features != 0).getnnz(axis=0) > 0, _sum(work)
-    with remembered(work.context, work.question["run"]) as known:
-        known[_COUNTED + of.session.hex()] = _list(names)
+    note_counted(work.context, work.question["run"], of, names)
     vector = np.concatenate([has, _sealing(of, len(has)).of_party(work.party.hasher, has)])
     about = (work.context, FEATURES.rpartition(".")[2], work.question["run"], work.party, work.limits)
     return masked_counts(work.message.content, *about, vector)
@@ -40,8 +37,7 @@ def leave_out_rare(work: Work) -> None:
     count = work.federation.feature_count
     wanted = {"holders": ("uint64", (count, 1)), "holders seals": ("uint64", (SEALED,))}
     told = SealedTables.of("holders", unpack(work.message.content, FEATURE_HOLDERS, wanted))
-    with remembered(work.context, work.question["run"]) as known:
-        same_parties = known.get(_COUNTED + told.secure_sum.session.hex()) == _list(_sum(work)[1])
+    same_parties = counted_by(work.context, work.question["run"], told.secure_sum) == list(_sum(work)[1])
     sealed = np.array_equal(_sealing(told.secure_sum, count).of_sum(work.party.hasher, told.amounts), told.seals)
     if not (same_parties and sealed and told.amounts.max(initial=0) <= told.parties):
         raise BadMessage("sends other numbers of holders of features than the parties counted")
@@ -50,10 +46,6 @@ def leave_out_rare(work: Work) -> None:
 
 def _sum(work: Work) -> tuple[SumOf, tuple[str, ...]]:
     return sum_at_hand(work.message.content, work.context, work.question["run"], work.party, work.limits)
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return fingerprint(*(name.encode() for name in names))
 
 
 def _sealing(of: SumOf, features: int) -> Sealing:

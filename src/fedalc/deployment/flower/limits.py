@@ -60,6 +60,7 @@ BOUNDS = {
     "sum_settings": Bound(1, 1, "with --require-secure-sums: different settings of secure sums, over all runs"),
     "sum_records": Bound(1, 1, "with --require-secure-sums: different records in secure sums, over all runs"),
     "bucket_tables": Bound(1, 1, "with --require-secure-sums: different sizes of tables of counts, over all runs"),
+    "held_out_labels": Bound(1, 1, "with --require-secure-sums: choices of labels that are held out, over all runs"),
     "held_out_shares": Bound(1, 1, "with --require-secure-sums: different shares of held-out records, over all runs"),
     "draws": Bound(0, 0, "with --require-secure-sums: random draws make rounds sums of different records"),
     "secure_sums.norm": Bound(0, 0, "with --require-secure-sums: a server can see whose change is cut first"),

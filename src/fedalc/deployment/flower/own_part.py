@@ -6,11 +6,13 @@ these the server could make all parties but one add next to nothing, and the sum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 
 from fedalc.deployment.flower.bucket_sums import SealedTables, check_label_counts
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
@@ -27,6 +29,7 @@ from fedalc.deployment.flower.sum_messages import (
     RAREST,
     WEIGHTS,
 )
+from fedalc.deployment.flower.sum_parties import check_counted
 from fedalc.deployment.flower.table_seals import SEALED
 from fedalc.deployment.flower.wire import BadMessage, config, unpack, unpack_all_rows
 from fedalc.methods import METHODS
@@ -41,11 +44,11 @@ SINGLE = 1e-5  # by which weights in single precision may differ
 UNIT = 1e-3  # by which the length of a row may differ from 1
 
 
-def check_own_part(work: Work, kind: str) -> None:
-    """`kind`: of the question."""
+def check_own_part(work: Work, kind: str, names: Sequence[str]) -> None:
+    """`kind`: of the question; `names`: of the parties of the sum."""
     _check_labels(work, kind)
     if work.settings.clients == "parties":
-        _check_list(work)
+        check_list(work.message.content, work.question, _label_count(work))
     if kind == "rank":
         _check_lengths(work, _all_rows(work, ALL_ROWS))
         if WEIGHTS in work.message.content and work.settings.clients != "parties":
@@ -54,7 +57,7 @@ def check_own_part(work: Work, kind: str) -> None:
         _check_rows(work)
         check_own_rows(work)
     if kind in ("train", "sums") and work.settings.weighs_labels:
-        _check_weights(work)
+        _check_weights(work, names)
     by_mean = work.settings.client.loss != "hinge" and work.settings.client.set_size == "expected"
     if kind != "rank" and by_mean and work.settings.collection.by == "sums":
         _check_mean(work)
@@ -67,13 +70,13 @@ def _check_labels(work: Work, kind: str) -> None:
     check_unchanged(work.context, work.question["run"], {f"sum labels {kind}": asked}, problem)
 
 
-def _check_list(work: Work) -> None:
+def check_list(content: RecordDict, question: dict[str, Any], label_count: int) -> None:
     """All parties get the same list of labels, in which each stands once, and this party's where its numbers say. With
     another number, and so another row, at each party of a label, the sum could be taken apart by party."""
-    listed = unpack(work.message.content, LABELS, {"labels": ("uint8", (_label_count(work), None))})["labels"]
-    rows, numbers = [row.tobytes() for row in listed], work.question["numbers"]
+    listed = unpack(content, LABELS, {"labels": ("uint8", (label_count, None))})["labels"]
+    rows, numbers = [row.tobytes() for row in listed], question["numbers"]
     own = [rows[number] for number in numbers if 0 <= number < len(rows)]
-    if len(set(rows)) < len(rows) or own != work.question["labels"]:
+    if len(set(rows)) < len(rows) or own != question["labels"]:
         raise BadMessage("gives this party's labels other numbers than all parties' list of labels")
 
 
@@ -96,14 +99,14 @@ def _check_lengths(work: Work, rows: torch.Tensor) -> None:
         raise BadMessage("sends rows that are not of length 1: labels of others would count for nothing")
 
 
-def _check_weights(work: Work) -> None:
+def _check_weights(work: Work, names: Sequence[str]) -> None:
     """The weights of its labels are those that all parties get, and follow from the sums of all parties' numbers of
     records. With labels that it alone has, they follow from its own numbers of records and the number n of the rarest
     label, which all parties get."""
     told = work.method.told
     assert told is not None
     if work.settings.clients == "parties":
-        _check_shared_weights(work, told.label_weights)
+        _check_shared_weights(work, told.label_weights, names)
         return
     own, client = own_counts(work), work.settings.client
     _check_follow(work, told.label_weights, client.label_power, own)
@@ -113,7 +116,7 @@ def _check_weights(work: Work) -> None:
         work.method = replace(work.method, told=replace(told, label_weights=due))
 
 
-def _check_shared_weights(work: Work, told: np.ndarray) -> None:
+def _check_shared_weights(work: Work, told: np.ndarray, names: Sequence[str]) -> None:
     content, settings, count = work.message.content, work.settings, _label_count(work)
     check_numbers(work.context, work.question, count)
     by_sums = settings.collection.by == "sums"
@@ -126,6 +129,7 @@ def _check_shared_weights(work: Work, told: np.ndarray) -> None:
         raise BadMessage("sends this party other label weights than those that all parties get")
     if by_sums:
         told_counts = SealedTables.of("labels", arrays)
+        check_counted(work.context, work.question["run"], told_counts.secure_sum, names)
         n = check_label_counts(told_counts, settings, work.party.hasher)
         due = weights_of(n, settings.client.label_power, settings.client.label_offset)
         if not np.allclose(weights, due, rtol=SINGLE, atol=0):

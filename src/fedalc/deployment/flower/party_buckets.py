@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,15 @@ from scipy.sparse import csr_matrix
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.bucket_sums import PAIRS, QUESTION, Counting, read_counting, read_tables
 from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.own_part import check_list
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
-from fedalc.deployment.flower.party_settings import check_same_records, check_same_tables
+from fedalc.deployment.flower.party_settings import (
+    check_same_labels,
+    check_same_records,
+    check_same_settings,
+    check_same_tables,
+)
 from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.questions import (
     all_label_count,
@@ -23,6 +30,8 @@ from fedalc.deployment.flower.questions import (
     read_question,
     shared_encoder,
 )
+from fedalc.deployment.flower.sum_parties import check_counted, note_counted
+from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.labels.collection.buckets import Tables, totals
 from fedalc.labels.collection.held_pairs import Held, pair_places, record_places, whole_parts
@@ -39,27 +48,45 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     check_unchanged(context, question["run"], facts, "asks about other labels than before in this run")
     digests, (_, out) = lasting_digests(party, settings), apart(party, settings, question["share"])
     check_all_labels(party, question, out, counting.on_held_out)
+    if counting.on_held_out:
+        check_same_labels(context, party, columns, out, limits)
     rows = np.flatnonzero(out == counting.on_held_out)
     labels = party.holding.split.labels[:, columns][rows]
     counted = _Counted(party, columns, digests[rows], labels)
+    numbers, count, run = np.array(question["numbers"]), all_label_count(question, limits), question["run"]
+    if settings.clients == "parties":
+        check_list(message.content, question, count)
     holders = None
     if counting.parties > 1:
-        sealed = (party.hasher, counting.on_held_out)
-        told = read_tables(message.content, ("holders",), limits, *sealed, parts=True)["holders"]
+        sealed, same = (party.hasher, counting.on_held_out), _checked(message.content, context, party, run, limits)
+        told = read_tables(message.content, ("holders",), limits, *sealed, parts=True, check=same)["holders"]
         facts = {f"holders {counting.on_held_out}": fingerprint(told.tobytes())}
         check_unchanged(context, question["run"], facts, "sends other numbers of holders than before in this run")
         holders = counted.holders(told)
         limits.check_holders(holders)
-    numbers, count = np.array(question["numbers"]), all_label_count(question, limits)
     check_numbers(context, question, count)
-    of, _ = sum_at_hand(message.content, context, question["run"], party, limits)
+    of, names = sum_at_hand(message.content, context, run, party, limits)
     if counting.parties not in (1, of.parties):
         raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {of.parties}")
+    if not settings.privacy.covers_records:
+        check_same_settings(context, question, limits)
     check_same_records(context, party, limits)
-    check_same_tables(context, settings, counting, limits)
+    check_same_tables(context, question, counting, names, limits)
+    note_counted(context, run, of, names)
     vector = counting.vector(party.hasher, of, *counted.counts(counting, holders, numbers, count))
     kind = QUESTION.rpartition(".")[2]
-    return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
+    return masked_counts(message.content, context, kind, run, party, limits, vector)
+
+
+def _checked(
+    content: RecordDict, context: Context, party: Party, run: str, limits: Limits, ranks: bool = False
+) -> Callable[[SumOf], None]:
+    """Return what refuses a sum of other parties than those of the sum that the message is of."""
+
+    def check(of: SumOf) -> None:
+        check_counted(context, run, of, sum_at_hand(content, context, run, party, limits)[1], ranks)
+
+    return check
 
 
 def by_sums(settings: Experiment) -> bool:
@@ -140,13 +167,14 @@ class LookedUp:
         labels: csr_matrix,
         on_held_out: bool = False,
     ) -> None:
-        shared = settings.clients == "parties"
-        names = ("sizes", "holders") if shared else ("sizes",)
-        told = read_tables(content, names, limits, party.hasher, on_held_out, parts=shared)
+        shared, run = settings.clients == "parties", question["run"]
+        tables = ("sizes", "holders") if shared else ("sizes",)
+        same = _checked(content, context, party, run, limits, on_held_out)
+        told = read_tables(content, tables, limits, party.hasher, on_held_out, parts=shared, check=same)
         of = "held-out" if on_held_out else "training"
         facts = {f"bucket sums {of}": fingerprint(*(table.tobytes() for table in told.values()))}
         problem = "sends other sums of bucket counts than before in this run"
-        check_unchanged(context, question["run"], facts, problem)
+        check_unchanged(context, run, facts, problem)
         counted = _Counted(party, own_columns(party, question), digests, labels)
         self.sizes = counted.sizes(told["sizes"])
         self.holders = counted.holders(told["holders"]) if shared else None

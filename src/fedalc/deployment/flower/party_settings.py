@@ -11,20 +11,22 @@ a server that cheats asks it without them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 
 from fedalc.config.experiment import Experiment
-from fedalc.deployment.flower.bucket_sums import Counting, size_for
+from fedalc.deployment.flower.bucket_sums import Counting
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import fingerprint, remembered
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, read_json
+from fedalc.labels.collection.buckets import FEWEST_BUCKETS
 
 # In place of a run's id.
-_ALL_RUNS, _TRIALS = "_settings", "_trials"
+_ALL_RUNS, _TRIALS, _POWERS = "_settings", "_trials", "_powers"
 
 
 def insists(context: Context) -> bool:
@@ -70,15 +72,35 @@ def check_same_share(context: Context, share: float, limits: Limits) -> None:
         _check_known(context, "_shares", repr(share), limits, "held_out_shares", why)
 
 
-def check_same_tables(context: Context, settings: Experiment, counting: Counting, limits: Limits) -> None:
+def check_same_tables(
+    context: Context, question: dict[str, Any], counting: Counting, names: Sequence[str], limits: Limits
+) -> None:
     """Refuse more than a number of different sizes of tables (`--allow bucket_tables=…`): in small ones single records
-    share their buckets, which changes what their parties add up. Tables that nobody looks records up in, since their
-    mean set size is enough, have a size of their own."""
+    share their buckets, which changes what their parties add up. Other settings, and other parties (`names`), have
+    sizes of their own, since the size follows from both."""
     if insists(context):
-        kind = f"{counting.what}-{counting.on_held_out}-{size_for(settings, counting.on_held_out)}"
+        if (
+            counting.tables.tables and counting.tables.buckets < FEWEST_BUCKETS
+        ):  # who refuses a full one has a record there
+            raise BadMessage(
+                f"counts in tables of {counting.tables.buckets} buckets; at least {FEWEST_BUCKETS} are usual"
+            )
+        about = fingerprint(_told(question, "settings").encode(), *(name.encode() for name in names))
         size = f"{counting.tables.tables} × {counting.tables.buckets}"
         why = f"counts in {size} buckets, and an earlier run in others: set sizes of single records may differ"
-        _check_known(context, f"_tables-{kind}", size, limits, "bucket_tables", why)
+        where = f"_tables-{counting.what}-{counting.on_held_out}-{about}"
+        _check_known(context, where, size, limits, "bucket_tables", why)
+
+
+def check_same_labels(context: Context, party: Party, columns: list[int], out: np.ndarray, limits: Limits) -> None:
+    """Refuse more than a number of different choices (`--allow held_out_labels=…`) among labels whose records are all
+    held out (`out`): no question needs them, and with one of them and without it sums differ by its records."""
+    if insists(context):
+        labels = party.holding.split.labels[:, columns]
+        only = (labels[~out].getnnz(axis=0) == 0) & (labels[out].getnnz(axis=0) > 0)
+        asked = sorted(party.holding.names[column].encode() for column, one in zip(columns, only, strict=True) if one)
+        why = "asks about other labels of which all records are held out than an earlier run"
+        _check_known(context, "_held-out-labels", fingerprint(*asked), limits, "held_out_labels", why)
 
 
 def _check_known(context: Context, where: str, key: str, limits: Limits, bound: str, why: str) -> None:
@@ -89,23 +111,22 @@ def _check_known(context: Context, where: str, key: str, limits: Limits, bound: 
             known[key] = ""
 
 
-def check_same_settings(context: Context, question: dict[str, Any], limits: Limits) -> None:
-    """Refuse more than a number of different settings (`--allow sum_settings=…`). Call it when an answer is due: a run
-    that was refused before does not count. Of a search those that it began with count, and its trials as trials over
-    all runs: otherwise every run could call itself a search."""
+def check_same_settings(context: Context, question: dict[str, Any], limits: Limits, power: float | None = None) -> None:
+    """Refuse more than a number of different settings (`--allow sum_settings=…`), and of label powers that the answer
+    depends on (`power`). Call it when an answer is due: a run that was refused before does not count. Of a search those
+    that it began with count, and its trials as trials over all runs: otherwise every run could call itself a search."""
     if not insists(context):
         return
     trial, told = _told(question, "settings"), _told(question, SEARCH if question[SEARCH] else "settings")
-    with remembered(context, _ALL_RUNS) as known:
-        powers = {_power(one) for one in known.values()}
+    if power is not None:
+        with remembered(context, _POWERS) as powers:
+            limits.check("label_powers", len({repr(power), *powers}), "label powers over all runs")
+            powers[repr(power)] = ""
     with remembered(context, _TRIALS) as tried:
-        limits.check(
-            "label_powers", len({_power(trial), *tried.values(), *powers} - {""}), "label powers over all runs"
-        )
         if question[SEARCH] and (key := fingerprint(trial.encode())) not in tried:
             # One of them is what the search began with.
             limits.check("trials", max(len(tried), 1), "trials over all runs")
-            tried[key] = _power(trial)
+            tried[key] = ""
     with remembered(context, _ALL_RUNS) as known:
         if (key := fingerprint(told.encode())) in known:
             return
@@ -117,10 +138,6 @@ def check_same_settings(context: Context, question: dict[str, Any], limits: Limi
                 f"--allow sum_settings={len(known) + 1}: runs that differ can together show one party's part"
             )
         known[key] = told
-
-
-def _power(settings: str) -> str:
-    return str(json.loads(settings).get("client.label_power"))
 
 
 def _told(question: dict[str, Any], which: str) -> str:

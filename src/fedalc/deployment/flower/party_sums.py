@@ -25,6 +25,7 @@ from fedalc.deployment.flower.party import Party, party_collection
 from fedalc.deployment.flower.party_memory import check_unchanged, remembered
 from fedalc.deployment.flower.party_settings import check_same_records, check_same_settings
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
+from fedalc.deployment.flower.sum_parties import check_texts
 from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import BadMessage, config, pack
 from fedalc.engines.vectors import flattened
@@ -173,14 +174,17 @@ class Masking:
             raise BadMessage("a divisor of weights that is not a positive number")
         identity = identity_of(work.context, work.question["run"], lambda: work.party)
         self.sums = _Sums(work.context, work.question["run"], identity, work.limits)
-        check_own_part(work, kind)
+        names = self.sums.at_hand(self.seq)[1]
+        check_texts(work.context, work.question["run"], names, kind == "rank")
+        check_own_part(work, kind, names)
         if not _WEIGHTS[0] <= self.weight <= _WEIGHTS[1]:
             raise BadMessage("divides weights by a number that is not that of all records, or of all labels")
         divided = {f"divisor {work.settings.server.weights}": repr(self.divisor)}
         problem = "divides weights by another number than before in this run"
         check_unchanged(work.context, work.question["run"], divided, problem)
         if not work.settings.privacy.covers_records:  # noise bounds what runs show together
-            check_same_settings(work.context, work.question, work.limits)
+            power = work.settings.client.label_power if work.settings.weighs_labels else None
+            check_same_settings(work.context, work.question, work.limits, power)
             check_same_records(work.context, work.party, work.limits)
 
     @property
@@ -208,6 +212,7 @@ def masked_counts(
     """Return the masked answer to a question before round 1: whole numbers, negative ones modulo 2^64."""
     said, whole = config(content, RECORD, {"seq": int, "dealt": bytes}), vector.astype(np.uint64, copy=False)
     sums = _Sums(context, run, identity_of(context, run, lambda: party), limits)
+    check_texts(context, run, sums.at_hand(said["seq"])[1])
     return sums.masked(said["seq"], said["dealt"], question_of(kind, content, len(vector), 0), whole)
 
 

@@ -31,6 +31,7 @@ from fedalc.deployment.flower.party import Party, TextOf, party_collection
 from fedalc.deployment.flower.party_budget import spend_documents
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
+from fedalc.deployment.flower.sum_parties import note_counted, note_texts
 from fedalc.deployment.flower.wire import BadMessage, unpack
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.hashing import Hasher
@@ -51,7 +52,8 @@ def summed_documents(
 ) -> RecordDict:
     """Return numbers of documents masked: that of all documents, then of those in each bucket, and seals."""
     vector = np.concatenate([[counts.documents], counts.numbers]).astype(np.int64).view(np.uint64)
-    of, _ = sum_at_hand(content, context, run, party, limits)
+    of, names = sum_at_hand(content, context, run, party, limits)
+    note_counted(context, run, of, names)
     vector = np.concatenate([vector, of_documents(of, len(vector)).of_party(party.hasher, vector)])
     return masked_counts(content, context, "document_counts", run, party, limits, vector)
 
@@ -130,7 +132,7 @@ def _agreement(
     if TEXT in message.content:
         agreement = read_agreement(message.content, settings, sealed)
         if sealed:
-            agreement.check_sealed(make_hasher(party_collection(context.node_config), run))
+            note_texts(context, run, agreement.check_sealed(make_hasher(party_collection(context.node_config), run)))
             agreement = replace(agreement, summed=None, seals=None)
         limits.check("text.most_terms", len(agreement.numbers))
         facts = {TEXT: _digest(agreement, settings)}

@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedalc.config.experiment import Experiment
 from fedalc.config.facts import leaves_out_features
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.engine import ATTEMPTS, CURVATURE, FlowerEngine
@@ -19,19 +18,18 @@ from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.sum_messages import (
     BUCKET_SUMS,
     EVERY_ROW,
     FEATURES,
     LABEL_WEIGHTS,
-    LABELS,
     MEAN_SHARE,
     NOISED,
     RANKING,
     RAREST,
     TRAINING,
     WEIGHTS,
+    all_labels,
 )
 from fedalc.deployment.flower.table_seals import SEALS
 from fedalc.deployment.flower.totals import LabelsOf
@@ -131,7 +129,7 @@ class SecureFlowerEngine(FlowerEngine):
         """Ask until a sum is unmasked. `shared`: the records that are the same for all parties."""
         self.sums_of.traffic = self._traffic = Ledger()
         more["label-count"] = self.roster.label_count
-        shared = shared | all_labels(self.settings, self.roster)
+        shared = shared | all_labels(self.settings, self.roster.pseudonyms)
         if self.settings.weighs_labels and kind not in _WHOLE:
             records, values = self._weighing()
             shared, more = shared | records, more | values
@@ -210,11 +208,6 @@ class SecureFlowerEngine(FlowerEngine):
         self.sums_of.lists |= facts.get(_LISTS, {})
 
 
-def all_labels(settings: Experiment, roster: Roster) -> dict[str, ArrayRecord]:
-    """Return what tells all parties which label has which number. Not needed if each label is at one party."""
-    return {LABELS: pack({"labels": roster.pseudonyms})} if settings.clients == "parties" else {}
-
-
 class SecureRanking(PartyRanking):
     """Hits as one sum over all parties that answer. `needs_all`: of all that are asked."""
 
@@ -237,7 +230,7 @@ class SecureRanking(PartyRanking):
             return [PartyHits()] * count
         hits = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
         length = count * hits + (BUCKET_SUMS in self.records.told_to_all())  # and its part of the number of records
-        shared = self._shared(model) | all_labels(self.settings, self.roster)
+        shared = self._shared(model) | all_labels(self.settings, self.roster.pseudonyms)
         shared |= {} if weights is None else {WEIGHTS: pack({WEIGHTS: weights})}
 
         def content(party: int) -> RecordDict:

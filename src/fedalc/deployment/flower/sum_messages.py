@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedalc.deployment.flower.wire import BadMessage, config, few, read_json
+from fedalc.config.experiment import Experiment
+from fedalc.deployment.flower.wire import BadMessage, config, few, pack, read_json
 from fedalc.secure_sums import Question, question_digest
 
 STEP = "query.sum"
@@ -44,6 +46,11 @@ _COUNTED = {"bucket_counts": ("what", "held-out")}
 """Counts before round 1, with the values of `COUNTING` by which their kinds differ: tables of other sizes show the
 same."""
 _SEALED = ("bucket_counts", "feature_holders", "document_counts")  # they use all 64 bits
+
+
+def all_labels(settings: Experiment, pseudonyms: np.ndarray) -> dict[str, ArrayRecord]:
+    """Return what tells all parties which label has which number. Not needed if each label is at one party."""
+    return {LABELS: pack({"labels": pseudonyms})} if settings.clients == "parties" else {}
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:

@@ -23,6 +23,7 @@ from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import Party, instance_keys
 from fedalc.deployment.flower.party_buckets import LookedUp, by_sums, lasting_digests
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_settings import check_same_labels
 from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
 from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders, record_counts
 from fedalc.deployment.flower.wire import (
@@ -79,6 +80,8 @@ class Work:
         digests, out = apart(party, settings, question["share"])
         if settings.secure_sums.on:
             check_all_labels(party, question, out, on_held_out)
+            if on_held_out:
+                check_same_labels(context, party, own_columns(party, question), out, limits)
         labels = party.holding.split.labels[:, own_columns(party, question)]
         rows = np.flatnonzero((out == on_held_out) & (labels.getnnz(axis=1) > 0))
         if on_held_out and not len(rows):
