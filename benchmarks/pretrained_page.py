@@ -119,7 +119,7 @@ def _texts(results: Results, names: Sequence[str]) -> list[str]:
 
 def _costs(results: Results) -> list[str]:
     """Return what frozen features cost, and a ResNet-50 from a random start."""
-    if "costs" not in results:
+    if "costs" not in results or "methods voc2012" not in results:
         return []
     one_round = next(row for row in results["methods voc2012"] if row["method"] == "fedalc-oneshot")
     sums = one_round["bytes_up"] / one_round["clients"] / one_round["rounds_run"] / 1e6
