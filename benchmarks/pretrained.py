@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pretrained_page import SIDE, page
+from pretrained_page import ABSENT, SIDE, page
 
 import fedalc
 from fedalc.config.resolve import experiment
@@ -42,7 +42,7 @@ TIMED = 256  # pictures
 
 Sources = Mapping[str, str]
 # Of each search: dataset, networks, settings. Settings are chosen on held-out records of train.
-SEARCHES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+ON_PICTURES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "voc2012 mobilenet": ("voc2012", ("mobilenet",), {}),
     "voc2012 mobilenet, centre square": ("voc2012", ("mobilenet",), {"fit": "crop"}),
     "voc2012 mobilenet, mirrored too": ("voc2012", ("mobilenet",), {"views": "mirror"}),
@@ -54,11 +54,12 @@ SEARCHES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "coco-val2017 efficientnet": ("coco-val2017", ("efficientnet",), {}),
     "coco-val2017 both": ("coco-val2017", ("mobilenet", "efficientnet"), {}),
 }
-ABSENT = ", difficult objects absent"
-SEARCHES |= {
-    name + ABSENT: (dataset, networks, {**images, "difficult": False})
-    for name, (dataset, networks, images) in SEARCHES.items()
-    if dataset.startswith("voc")
+# VOC also with its difficult objects as absent. The features are the same.
+SEARCHES = {
+    title: (dataset, networks, images | more)
+    for name, (dataset, networks, images) in ON_PICTURES.items()
+    for title, more in ((name, {}), (name + ABSENT, {"difficult": False}))
+    if dataset.startswith("voc") or not more
 }
 
 # Of each search on texts: dataset, and the weight of tf-idf beside MiniLM. None: tf-idf alone.
