@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedalc import experiment
+from fedalc.data import ImageOptions, load_dataset
 from fedalc.runs.folder import read_settings
-from fedalc.workflows.train import image_options
+from fedalc.workflows.train import begun_with, image_options
+from tests.data.layouts import voc, write_files
 
 KEPT = Path(__file__).parent.parent / "kept" / "v0.1"
 
@@ -32,3 +34,16 @@ def test_an_old_folder_without_settings_of_pictures(tmp_path: Path) -> None:
     settings = read_settings(tmp_path)
     assert not settings.images.difficult and settings.images.size == 96
     assert (settings.server.aggregation, settings.server.learning_rate) == ("mean", 0.5)
+
+
+def test_an_old_comparison_goes_on_unless_its_labels_were_others(tmp_path: Path) -> None:
+    write_files(tmp_path / "data" / "voc2012", voc())
+    data = load_dataset("voc2012", tmp_path / "data", images=ImageOptions(size=8))
+    for dataset in ("voc2012", "mosaics"):
+        folder = tmp_path / dataset
+        folder.mkdir()
+        keys = {"dataset": dataset, "encoder": {"name": "resnet-small"}}
+        before, now = (experiment({**keys, "images": {"difficult": counted}}) for counted in (False, True))
+        (folder / "config.toml").write_text(before.to_toml(), encoding="utf-8")
+        assert begun_with(before, folder, data) == before
+        assert begun_with(now, folder, data) == (None if dataset == "voc2012" else before)
