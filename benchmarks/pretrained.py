@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pretrained_page import SIDE, page
+from pretrained_page import ABSENT, SIDE, page
 
 import fedalc
 from fedalc.config.resolve import experiment
@@ -42,18 +42,24 @@ TIMED = 256  # pictures
 
 Sources = Mapping[str, str]
 # Of each search: dataset, networks, settings. Settings are chosen on held-out records of train.
-SEARCHES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+ON_PICTURES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "voc2012 mobilenet": ("voc2012", ("mobilenet",), {}),
-    "voc2012 mobilenet, difficult objects counted": ("voc2012", ("mobilenet",), {"difficult": True}),
     "voc2012 mobilenet, centre square": ("voc2012", ("mobilenet",), {"fit": "crop"}),
     "voc2012 mobilenet, mirrored too": ("voc2012", ("mobilenet",), {"views": "mirror"}),
+    "voc2012 mobilenet, three sizes and mirrored": ("voc2012", ("mobilenet",), {"views": "scales-mirror"}),
     "voc2012 efficientnet": ("voc2012", ("efficientnet",), {}),
     "voc2012 both": ("voc2012", ("mobilenet", "efficientnet"), {}),
-    "voc2012 both, difficult objects counted": ("voc2012", ("mobilenet", "efficientnet"), {"difficult": True}),
     "voc2012-leaking mobilenet": ("voc2012-leaking", ("mobilenet",), {}),
     "coco-val2017 mobilenet": ("coco-val2017", ("mobilenet",), {}),
     "coco-val2017 efficientnet": ("coco-val2017", ("efficientnet",), {}),
     "coco-val2017 both": ("coco-val2017", ("mobilenet", "efficientnet"), {}),
+}
+# VOC also with its difficult objects as absent. The features are the same.
+SEARCHES = {
+    title: (dataset, networks, images | more)
+    for name, (dataset, networks, images) in ON_PICTURES.items()
+    for title, more in ((name, {}), (name + ABSENT, {"difficult": False}))
+    if dataset.startswith("voc") or not more
 }
 
 # Of each search on texts: dataset, and the weight of tf-idf beside MiniLM. None: tf-idf alone.
@@ -108,11 +114,13 @@ def searched(name: str, dataset: str, keys: Mapping[str, Any]) -> dict[str, Any]
     return {**kept(run.result), "chosen": chosen, "held_out": run.result.get("tuning", {}).get("value")}
 
 
-def compare(dataset: str, sources: Sources) -> list[dict[str, Any]]:
+def compare(
+    dataset: str, sources: Sources, name: str = "", images: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """Run the methods on the same features, with the preset `strong`, one seed, the best round by mAP."""
     keys: dict[str, Any] = {"encoder": {"pretrained": sources["mobilenet"]}, "selection": {"metric": "mAP"}}
-    keys["rounds"] = ROUNDS
-    done = fedalc.compare(METHODS, dataset=dataset, folder=RUNS / f"methods-{dataset}", **keys)
+    keys |= {"rounds": ROUNDS, "images": dict(images or {})}
+    done = fedalc.compare(METHODS, dataset=dataset, folder=RUNS / f"methods-{name or dataset}", **keys)
     return [{**kept(result), "method": result["method"], "collapse": result.get("collapse")} for result in done.results]
 
 
@@ -146,6 +154,7 @@ JOBS: dict[str, Callable[[Sources], Any]] = {
     **{name: (lambda sources, name=name: search(name, sources)) for name in SEARCHES},
     **{name: (lambda sources, name=name: search_texts(name, sources)) for name in TEXTS},
     "methods voc2012": lambda sources: compare("voc2012", sources),
+    f"methods voc2012{ABSENT}": lambda sources: compare("voc2012", sources, "voc2012-absent", {"difficult": False}),
     "methods coco-val2017": lambda sources: compare("coco-val2017", sources),
     "costs": costs,
 }

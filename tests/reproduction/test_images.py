@@ -73,7 +73,7 @@ def test_sizes_of_clients_are_read_from_pictures_too(tmp_path: Path, monkeypatch
     keys = {"dataset": "voc2012-leaking", "encoder": {"name": "resnet-small"}, "images": {"size": 8}}
     plan = make_plan(read_table(write_table(tmp_path / "mine")), tmp_path, presets=["paper"], keys=keys)
     sizes = client_sizes(plan, tmp_path)
-    assert sizes is not None and sizes.sum() == 3 and np.count_nonzero(sizes) == 3  # dog, person, cat
+    assert sizes is not None and sizes.sum() == 5 and np.count_nonzero(sizes) == 4  # dog, person, cat, sofa
 
 
 def test_columns_are_the_tables_metrics() -> None:
@@ -111,7 +111,7 @@ def test_the_papers_split_and_the_clean_one_from_an_archive(tmp_path: Path) -> N
     assert table["metrics"] == ["mAP", "P@3"] and table["command"].startswith("fedalc reproduce voc2012 --rounds 2 ")
     alc = next(line for line in table["lines"] if line["method"] == "fedalc")
     assert alc["published"] == [40.78, 20.41]
-    for column, dataset, clients in (("paper", "voc2012-leaking", 3), ("clean", "voc2012", 1)):
+    for column, dataset, clients in (("paper", "voc2012-leaking", 4), ("clean", "voc2012", 3)):
         assert alc["cells"][column]["results"][0]["metrics"]["mAP"] >= 0
         result = json.loads((made / column / "fedalc-s0" / "result.json").read_text())
         assert (result["dataset"], result["clients"]) == (dataset, clients)

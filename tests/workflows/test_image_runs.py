@@ -122,9 +122,10 @@ def test_a_model_that_cannot_fit_is_refused_to_the_byte(monkeypatch: pytest.Monk
 
 
 def test_how_pictures_are_read_is_taken_from_the_settings() -> None:
-    settings = fedalc.experiment({"images": {"size": 64, "difficult": True, "broken": "skip"}})
+    settings = fedalc.experiment({"images": {"size": 64, "difficult": False, "broken": "skip"}})
     options = image_options(settings)
-    assert (options.size, options.difficult, options.broken) == (64, True, "skip")
+    assert (options.size, options.difficult, options.broken) == (64, False, "skip")
+    assert image_options(fedalc.experiment()).difficult, "an object that is in the picture is a label"
 
 
 # --- the loop ---

@@ -104,8 +104,9 @@ class ImageSettings(Settings):
 
     size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 96
     """Pixels per side. All pictures are scaled to it."""
-    difficult: bool = False
-    """VOC: count objects marked as difficult as labels."""
+    difficult: bool = True
+    """VOC: whether objects marked as difficult count as labels. If not, they count as absent. VOC's own evaluation
+    ignores them (docs/images.md)."""
     broken: Literal["refuse", "skip"] = "refuse"
     """What to do with pictures that cannot be read."""
     augment: Literal["off", "mirror", "mirror-shift"] = "off"

@@ -145,6 +145,14 @@ def has_pictures(name_or_path: str | Path) -> bool:
         return False
 
 
+def has_difficult_objects(name_or_path: str | Path) -> bool:
+    """Return whether objects of a dataset may be marked as difficult, so that `images.difficult` changes its labels."""
+    if not isinstance(name_or_path, str) or not catalog.is_known(name_or_path):
+        return False
+    images = catalog.entry(name_or_path).images
+    return images is not None and images.layout == "voc"
+
+
 def has_parties(name_or_path: str | Path) -> bool:
     """Return whether a dataset has a folder per party. Does not check that it can be read."""
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):

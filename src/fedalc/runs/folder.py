@@ -29,7 +29,8 @@ from fedalc.runs import history
 LOCK = ".lock"  # exists only while a process writes to the folder
 SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
-BEFORE = {"server": {"aggregation": "mean"}}  # defaults of older versions whose config.toml lacks these settings
+# Defaults of older versions, for a config.toml that lacks these settings.
+BEFORE = {"server": {"aggregation": "mean"}, "images": {"difficult": False}}
 TUNING = "tuning.jsonl"  # what a search for settings tried
 TRACKING = "tracking"  # local files of trackers
 MLFLOW_DATABASE, MLFLOW_ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # beside run folders: of all runs together

@@ -23,6 +23,7 @@ from fedalc.core.peak_memory import peak_mb, reset_peak
 from fedalc.core.progress_events import watching
 from fedalc.core.registry import ORACLES
 from fedalc.data import Dataset, ImageOptions, Images, Split
+from fedalc.data.load import has_difficult_objects
 from fedalc.errors import OVERWRITE, ConfigError, FedalcError, Interrupted, resuming
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
@@ -355,6 +356,9 @@ def train_or_continue(
 def begun_with(settings: Experiment, folder: Path, data: Dataset) -> Experiment | None:
     """Return the settings of the run in a folder, if a training with these settings on this data began it."""
     settings, before = for_labels(for_data(settings, data), data.label_count), read_settings(folder)
+    if not has_difficult_objects(settings.dataset):  # the default was another in earlier versions, without effect here
+        images = settings.images.model_copy(update={"difficult": before.images.difficult})
+        settings = settings.model_copy(update={"images": images})
     if before != settings and not settings.tuning.search:
         with warnings.catch_warnings():  # that run has told them
             warnings.simplefilter("ignore")

@@ -38,16 +38,16 @@ def test_2012_trains_on_train_and_tests_on_val(tmp_path: Path, how: str, root: s
     assert dataset.label_names == LABELS and dataset.feature_count == 8 * 8 * 3
     assert isinstance(dataset.train.features, Images)
     assert [Path(name).stem for name in dataset.train.features.names] == ["000001", "000003"]
-    assert [names_of(row) for row in dataset.train.labels.toarray()] == [{"dog"}, set()]
+    assert [names_of(row) for row in dataset.train.labels.toarray()] == [{"dog", "person"}, {"sofa"}]
     assert [names_of(row) for row in dataset.test.labels.toarray()] == [{"person", "cat"}]
     np.testing.assert_allclose(dataset.train.features.pixels()[:, 4, 4, 0], [0, 120], atol=4)
 
 
-def test_difficult_objects_count_if_asked_for(tmp_path: Path) -> None:
+def test_difficult_objects_count_unless_they_are_not_wanted(tmp_path: Path) -> None:
     write_files(tmp_path / "voc2012", voc())
     load_dataset("voc2012", tmp_path, images=SMALL)
-    dataset = load_dataset("voc2012", tmp_path, images=ImageOptions(size=8, difficult=True))
-    assert [names_of(row) for row in dataset.train.labels.toarray()] == [{"dog", "person"}, {"sofa"}]
+    dataset = load_dataset("voc2012", tmp_path, images=ImageOptions(size=8, difficult=False))
+    assert [names_of(row) for row in dataset.train.labels.toarray()] == [{"dog"}, set()]
 
 
 def test_2007_trains_on_trainval_and_tests_on_test_from_its_two_archives(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_skipped_picture_takes_its_labels_with_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"JPEGImages/000001\.jpg cannot be decoded"):
         load_dataset("voc2012", tmp_path, images=SMALL)
     with pytest.warns(UserWarning, match=r"1 of 3 pictures left out: VOCdevkit/VOC2012/JPEGImages/000001\.jpg"):
-        dataset = load_dataset("voc2012", tmp_path, images=ImageOptions(size=8, difficult=True, broken="skip"))
+        dataset = load_dataset("voc2012", tmp_path, images=ImageOptions(size=8, broken="skip"))
     assert [names_of(row) for row in dataset.train.labels.toarray()] == [{"sofa"}]
     assert [names_of(row) for row in dataset.test.labels.toarray()] == [{"person", "cat"}]
     files["VOCdevkit/VOC2012/JPEGImages/000002.jpg"] = b"no picture"
@@ -174,14 +174,15 @@ def test_the_real_one_is_as_published(own_cache: Path) -> None:
     dataset = load_dataset("voc2012", root, images=ImageOptions(size=32, tell=notes.append))
     assert [line for line in check(dataset, catalog.entry("voc2012")) if not line.ok] == [] and notes == []
     assert (len(dataset.train), len(dataset.test), dataset.label_count) == (5717, 5823, 20)
-    # The devkit's own lists of a class have 1 where it is to be seen: the labels agree with each of them.
+    # The devkit's own lists of a class have 1 where an object is not difficult: the labels agree with each of them.
+    easy = load_dataset("voc2012", root, images=ImageOptions(size=32, difficult=False))
     lists = {}
     for file in Place(root / "voc2012").matching(re.compile(rf"{MAIN}[a-z]+_(?:train|val)\.txt")):
         label, _, part = Path(file.name).stem.rpartition("_")
         rows = [line.split() for line in file.read(1 << 30).decode().splitlines()]
         lists[label, part] = {stem for stem, flag in rows if flag == "1"}
     assert len(lists) >= 40
-    for part, split in (("train", dataset.train), ("val", dataset.test)):
+    for part, split in (("train", easy.train), ("val", easy.test)):
         stems = np.array([Path(name).stem for name in split.features.names])
         for at, label in enumerate(LABELS):
             assert set(stems[split.labels[:, at].toarray().ravel() > 0]) == lists[label, part]

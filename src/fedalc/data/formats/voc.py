@@ -1,9 +1,10 @@
 """PASCAL VOC 2007 and 2012 in the devkit's layout: `Annotations`, `ImageSets/Main` and `JPEGImages`.
 
-A picture has a label if an object of that class is annotated in it. Objects marked `difficult` count only with
-`images.difficult`. The devkit's lists of a class mark such pictures with 1, and pictures with only difficult objects
-with 0. The challenge leaves out pictures with 0 when it evaluates that class. fedalc ranks all labels together, so it
-treats them as pictures without that label.
+A picture has a label if an object of that class is annotated in it, also if the object is marked `difficult` (small,
+cut off, hard to tell). The devkit's lists of a class have 1 for pictures with an object that is not difficult, 0 for
+pictures with only difficult ones, and the challenge leaves out pictures with 0 when it evaluates that class. fedalc
+ranks all labels of a picture together and cannot leave out single ones. With `images.difficult = false` such pictures
+are without that label.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def pattern(variant: Variant) -> re.Pattern[str]:
     return re.compile(rf"{root}(?:Annotations/(?P<stem>[^/]+)\.xml|ImageSets/Main/(?P<list>[a-z]+)\.txt)")
 
 
-def read_voc(storage: Place, variant: Variant, difficult: bool = False) -> Annotations:
+def read_voc(storage: Place, variant: Variant, difficult: bool = True) -> Annotations:
     lists: dict[str, dict[str, list[str]]] = {}
     objects: dict[tuple[str, str], list[int]] = {}
     files = pattern(variant)

@@ -38,8 +38,8 @@ class ImageOptions:
 
     size: int = 96
     """Width and height, in pixels, of the copies used in training."""
-    difficult: bool = False
-    """VOC: whether objects marked as difficult give their picture a label."""
+    difficult: bool = True
+    """VOC: whether objects marked as difficult give their picture a label. They are in the picture all the same."""
     broken: Literal["refuse", "skip"] = "refuse"
     """What to do with pictures that are missing or cannot be decoded: raise an error, or leave them out with a note."""
     fit: Fit = "crop"
