@@ -23,7 +23,7 @@ from fedalc.deployment.party import PartySide, run_party
 from fedalc.deployment.processes import free_port
 from fedalc.deployment.server import Server
 from fedalc.deployment.state import ServerState
-from fedalc.deployment.superlink import read_limits
+from fedalc.deployment.superlink import read_arguments
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.keys import Key
 
@@ -184,10 +184,11 @@ def test_a_servers_command_line(tmp_path: Path) -> None:
 
 def test_a_servers_limits_reach_the_gate(tmp_path: Path) -> None:
     given = Server(ServerState(tmp_path), None, max_request_mb=3, max_reply_mb=7, max_connections=20).command()
-    limits, others = read_limits(given)
-    assert limits == Limits(3 * MIB, 7 * MIB, connections=20)
+    limits, on_disk, others = read_arguments(given)
+    assert (limits, on_disk) == (Limits(3 * MIB, 7 * MIB, connections=20), False)
     assert "--insecure" in others and not any(word.startswith("--max") for word in others)
-    assert read_limits(Server(ServerState(tmp_path), None).command())[0] == Limits(), "the same defaults"
+    assert read_arguments(Server(ServerState(tmp_path), None).command())[0] == Limits(), "the same defaults"
+    assert read_arguments(Server(ServerState(tmp_path), None, messages_on_disk=True).command())[1]
     with pytest.raises(FedalcError, match="--max-request-mb 5 is more than --max-reply-mb 4"):
         run("server", "--insecure", "--state", str(tmp_path), "--max-request-mb", "5", "--max-reply-mb", "4")
 

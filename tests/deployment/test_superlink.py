@@ -71,6 +71,7 @@ def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: p
     import os
     import sys
 
+    import flwr.superlink.config_loader as states
     import flwr.superlink.main as service
     import uvicorn
     from flwr.superlink.routers.fleet.router import router
@@ -84,6 +85,7 @@ def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: p
     monkeypatch.setattr(uvicorn, "run", lambda app, **named: (served.append(app), options.update(named)))
     monkeypatch.setattr(fleet_handlers, "push_messages", fleet_handlers.push_messages)
     monkeypatch.setattr(service, "create_app", service.create_app)  # to be put back afterwards
+    monkeypatch.setattr(states, "ObjectStoreFactory", states.ObjectStoreFactory)
     words = ["--insecure", "--port", "1", "--max-request-mb", "3", "--max-reply-mb", "7", "--max-connections", "20"]
     monkeypatch.setattr(sys, "argv", ["flower-superlink", *words])
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
@@ -101,6 +103,8 @@ def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: p
     assert issubclass(options["http"], H11Protocol) and options["ws"] == "none"
     assert not {"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"} & set(os.environ), "other ports"
     assert fleet_handlers.push_messages.__name__ == "push_own"
+    found = states.get_objectstore_linkstate_factories("a.db", states.get_federation_manager(False))
+    assert [factory.database for factory in found] == [":flwr-in-memory:", "a.db"]
     paths = {getattr(route, "path", "") for route in router.routes}
     assert paths and all(is_allowed(scope(path, ELSEWHERE)) for path in paths), paths
 
