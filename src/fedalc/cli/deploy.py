@@ -171,7 +171,9 @@ def party(
     ] = None,
     least_records: Annotated[
         int | None,
-        typer.Option(min=1, help="leave out labels of fewer records, which sums over parties show (default: none)"),
+        typer.Option(
+            min=1, help="leave out labels of fewer records, copies and held-out ones included (default: none)"
+        ),
     ] = None,
     client: Annotated[str | None, typer.Option(help="a name for this party that the server sees")] = None,
     identity: Annotated[
