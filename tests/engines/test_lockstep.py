@@ -17,7 +17,9 @@ from fedalc.config.schema import ClientSettings, LossName
 from fedalc.data.dataset import Split
 from fedalc.engines import lockstep
 from fedalc.engines.aggregation import RULES
-from fedalc.engines.local_steps import Coefficients, likeness
+from fedalc.engines.held_records import likeness
+from fedalc.engines.local_layers import OwnLayer
+from fedalc.engines.local_schedule import Coefficients
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.models.encoders import SparseRows
 from fedalc.testing import assert_engines_equal
@@ -93,8 +95,9 @@ def test_groups_that_fit_into_the_memory_budget(part: float, monkeypatch: pytest
     found, groups, sizes, steps = [], lockstep.LockstepEngine._groups, [], lockstep.LocalSteps.run
 
     def measured(self: lockstep.LocalSteps, held: Any, slope: Any) -> None:
-        arrays = [held.added, held.start, held.likeness]
-        arrays += [part for layer in self.layers for part in (layer.inputs, layer.slopes)]
+        arrays = [held.added, held.start, *held.likeness]
+        of_layers = ([x.own] if isinstance(x, OwnLayer) else [x.inputs, x.slopes] for x in self.layers)
+        arrays += [array for of_layer in of_layers for array in of_layer]
         sizes.append(sum(array.nbytes for array in arrays))
         steps(self, held, slope)
 
@@ -170,15 +173,15 @@ def test_coefficients_are_those_of_sgd() -> None:
     for gradient in gradients:
         theta.grad = torch.tensor([gradient], dtype=torch.float64)
         optimizer.step()
-        found.step(1)
+        found.step()
     assert theta.item() == pytest.approx(found.a * 5.0 - found.k @ gradients, rel=1e-14)
 
 
 def test_likeness_by_hand() -> None:
-    """Two clients: one with records (1, 0) and (1, 2), one with (1, 2) alone."""
+    """Records (1, 0) and (1, 2), in both orders."""
     rows = SparseRows(csr_matrix(np.array([[1.0, 0, 0, 0, 0], [1.0, 2, 0, 0, 0]])), np.arange(2), torch.float64, "cpu")
-    found = likeness(rows, np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([0, 1, 0]), (2, 2))
-    assert found.tolist() == [[[1, 1], [1, 5]], [[5, 0], [0, 0]]]
+    assert likeness(rows, np.array([0, 1])).tolist() == [[1, 1], [1, 5]]
+    assert likeness(rows, np.array([1, 0])).tolist() == [[5, 1], [1, 1]]
 
 
 @pytest.mark.few(2)

@@ -17,10 +17,10 @@ modules, sub-models).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TypeGuard
 
 import numpy as np
@@ -32,8 +32,10 @@ from fedalc.core.progress_events import watched
 from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
 from fedalc.engines.fused import FusedEngine
+from fedalc.engines.held_records import HeldRecords, likeness
 from fedalc.engines.local_losses import LocalLoss
-from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
+from fedalc.engines.local_schedule import Step
+from fedalc.engines.local_steps import LocalSteps
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -43,8 +45,6 @@ from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
 OWN = 8.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
-SIMILAR = 0.6  # clients work together if batches (with such matrices) or records are at least so many of the most
-LEAST = 512  # records in a group, from which on it takes no clients with less than SIMILAR records
 CACHE = 2**22  # numbers in the dense matrices of clients that work together, if each has its own: more leave the cache
 PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
 
@@ -74,7 +74,7 @@ class Work:
 class LockstepEngine(ClientsEngine):
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         super().__init__(federation, method, settings)
-        self._kept: dict[bytes, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}  # of clients
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         encoder = model.encoder
@@ -133,23 +133,20 @@ class LockstepEngine(ClientsEngine):
         return Work(place, client, instances, batches)
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
-        """Yield clients with similar numbers of steps and records together, as many as fit into memory."""
+        """Yield clients together, as many as fit into memory, those with the most steps first. Matrices of their own
+        have to stay in the processor's cache."""
         most = self._most_numbers(encoder)
         group: list[Work] = []
+        numbers = 0.0
         for one in sorted(work, key=lambda one: (self._own(one, encoder), -one.steps, -len(one.instances))):
-            if group:
-                first = group[0]
-                numbers = self._numbers(first, encoder)  # arrays are as long as the first client needs
-                own = self._own(one, encoder)
-                differ = own and one.longest < SIMILAR * first.longest  # shorter batches are filled up with zeros
-                if sum(len(other.instances) for other in group) >= LEAST:
-                    differ = differ or len(one.instances) < SIMILAR * len(first.instances)
-                if own:
-                    numbers = max(numbers, most * count_numbers(encoder) / CACHE)
-                if own != self._own(first, encoder) or differ or numbers * (len(group) + 1) > most:
-                    yield group
-                    group = []
+            own, of_one = self._own(one, encoder), self._numbers(one, encoder)
+            if own:
+                of_one = max(of_one, most * count_numbers(encoder) / CACHE)
+            if group and (own != self._own(group[0], encoder) or numbers + of_one > most):
+                yield group
+                group, numbers = [], 0.0
             group.append(one)
+            numbers += of_one
         if group:
             yield group
 
@@ -224,46 +221,33 @@ class LockstepEngine(ClientsEngine):
     def _rest_of(self, W: Tensor, round_number: int, g: Tensor, own: Tensor, instance: Tensor) -> Tensor:
         return self._rest(g, W, own, instance, round_number)
 
-    def _likeness(
-        self, pairs: np.ndarray, design: SparseRows | Design, where: tuple[np.ndarray, ...], shape: tuple[int, int]
-    ) -> Tensor:
-        """Return X_u X_uᵀ of the clients in a group. They are kept for later rounds, as far as the memory goes."""
-        record, client, place = where
-        settings = self.settings
-        comes_again = (
-            settings.encoder.input_dropout == 0 and settings.client.sample == settings.server.participation == 1
-        )
-        group = hashlib.sha256(pairs.tobytes() + client.tobytes()).digest()
-        if group in self._kept:
-            return self._kept[group]
-        found = torch.from_numpy(likeness(design, record, client, place, shape))
-        kept = sum(one.nbytes for one in self._kept.values())
-        if comes_again and kept + found.nbytes <= PART * settings.memory_budget:
-            self._kept[group] = found
+    def _likeness(self, one: Work, record: np.ndarray, products: Products) -> Tensor:
+        """Return X_u X_uᵀ of a client. They are kept for later rounds, as far as the memory goes."""
+        if one.client in self._kept:
+            return self._kept[one.client]
+        found = torch.from_numpy(likeness(products.design, record)).to(products.of_all)
+        kept = sum(each.nbytes for each in self._kept.values())
+        same = self.settings.encoder.input_dropout == 0 and self.settings.client.sample == 1  # in every round
+        if same and kept + found.nbytes <= PART * self.settings.memory_budget:
+            self._kept[one.client] = found
         return found
 
     def _held(self, group: list[Work], products: Products, W: Tensor) -> tuple[HeldRecords, Tensor, Tensor | None]:
-        """Return the group's records, the instance of each client's places, and its part (`Federation.parts`)."""
-        counts = [len(one.instances) for one in group]
-        client = np.repeat(np.arange(len(group)), counts)
-        place = np.concatenate([np.arange(count) for count in counts])
-        pairs = np.concatenate([one.instances for one in group])
-        record = np.searchsorted(products.instances, pairs)
-        shape = (len(group), max(counts))
+        """Return the group's records, their instances, and their parts (`Federation.parts`)."""
+        sizes = [len(one.instances) for one in group]
+        records = [np.searchsorted(products.instances, one.instances) for one in group]
         like = None
         if group[0].steps > 1:
-            like = self._likeness(pairs, products.design, (record, client, place), shape).to(W)
-        of_pair = tuple(torch.from_numpy(array).to(W.device) for array in (record, client, place))
-        start = products.of_all.detach()
-        held = HeldRecords(start, products.keys, of_pair, like, shape, self.settings.client.momentum > 0)
-        instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
-        instance[held.client, held.place] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
+            like = [self._likeness(*of_client, products) for of_client in zip(group, records, strict=True)]
+        record = torch.from_numpy(np.concatenate(records)).to(W.device)
+        start, momentum = products.of_all.detach(), self.settings.client.momentum > 0
+        held = HeldRecords(start, products.keys, record, sizes, like, momentum)
+        pairs = np.concatenate([one.instances for one in group])
+        instance = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
         if self.federation.parts is None:
             return held, instance, None
-        parts = W.new_zeros(shape)
-        of_pairs = [self.federation.parts_of(one.client, one.instances) for one in group]
-        parts[held.client, held.place] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
-        return held, instance, parts
+        parts = [self.federation.parts_of(one.client, one.instances) for one in group]
+        return held, instance, torch.from_numpy(np.concatenate(parts)).to(W)  # type: ignore[arg-type]
 
 
 def count_numbers(encoder: TextEncoder) -> int:
@@ -307,27 +291,26 @@ class Total:
         self.first.grad = self.change[0]
 
     def add(self, weight: Tensor, steps: LocalSteps, held: HeldRecords, products: Products) -> None:
-        of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
+        of_first = weight[held.client].unsqueeze(1) * held.added
         products.added.index_add_(0, held.record, of_first)
         if lost := float((weight * (1 - steps.final_a)).sum()):
             self.change[0].add_(self.theta[0], alpha=lost)
+        of_slots = steps.of_slots(weight)
         for number, layer in enumerate(steps.layers):
             matrix, bias = 1 + 2 * number, 2 + 2 * number
-            layer.add_change(self.change[matrix], weight, steps.final_a, steps.final_k)
+            layer.add_change(self.change[matrix], weight, steps.final_a, of_slots)
             self.change[bias].add_((weight.unsqueeze(1) * (self.theta[bias] - layer.bias)).sum(0))
 
 
 def steps_of(group: list[Work], device: torch.device) -> list[Step]:
     """Return the group's steps: of each client that still works, its next batch."""
     batches = [[(batch, number == 0) for number, epoch in enumerate(one.batches) for batch in epoch] for one in group]
+    starts = [0, *accumulate(len(one.instances) for one in group)]
     steps = []
     for number in range(len(batches[0])):
         now = [one[number] for one in batches if number < len(one)]
         sizes = [len(batch) for batch, _ in now]
-        client = np.repeat(np.arange(len(now)), sizes)
-        slot = np.concatenate([np.arange(size) for size in sizes])
-        place = np.concatenate([batch for batch, _ in now])
-        first = np.repeat([first for _, first in now], sizes)
-        arrays = (client.astype(np.int64), slot.astype(np.int64), place.astype(np.int64), first)
-        steps.append(Step(len(now), max(sizes), *(torch.from_numpy(array).to(device) for array in arrays)))
+        at = np.concatenate([batch + start for (batch, _), start in zip(now, starts, strict=False)])
+        arrays = (np.repeat(np.arange(len(now)), sizes), at, np.repeat([first for _, first in now], sizes))
+        steps.append(Step(tuple(sizes), *(torch.from_numpy(array).to(device) for array in arrays)))
     return steps
