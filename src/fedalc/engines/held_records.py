@@ -74,6 +74,13 @@ class HeldRecords:
         """Return whether a step has all records of its clients, in their order."""
         return len(step.at) == self.starts[step.clients] and step.in_order
 
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        """Add Σ p_u C_u, with a row for each record of the product."""
+        for of_client, record, added in zip(
+            weight.tolist(), self._each(self.record), self._each(self.added), strict=True
+        ):
+            total.index_add_(0, record, added, alpha=of_client)
+
     def undo(self, clients: Sequence[int]) -> None:
         for client in clients:
             self.added[self.starts[client] : self.starts[client + 1]] = 0

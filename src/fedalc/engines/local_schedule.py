@@ -99,8 +99,9 @@ class Visits:
 
     def slots(self, number: int, step: Step, k: np.ndarray, like: Tensor) -> list[Slots]:
         """Return the slots of each client in a step."""
-        factors, begins, ends = self.coefficients(k, like), *self._begins[number : number + 2].tolist()
-        bounds = list(zip(self.starts, begins, ends, strict=False))[: step.clients]
+        factors = self.coefficients(k, like)
+        begins, ends = self._begins[number : number + 2].tolist()
+        bounds = zip(self.starts[: step.clients], begins, ends, strict=False)
         return [Slots(slice(start, begin), slice(begin, end), factors[start:begin]) for start, begin, end in bounds]
 
 

@@ -17,8 +17,6 @@ modules, sub-models).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TypeGuard
@@ -33,6 +31,7 @@ from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
 from fedalc.engines.fused import FusedEngine
 from fedalc.engines.held_records import HeldRecords, likeness
+from fedalc.engines.local_groups import PART, Room, Work
 from fedalc.engines.local_losses import LocalLoss
 from fedalc.engines.local_schedule import Step
 from fedalc.engines.local_steps import LocalSteps
@@ -43,32 +42,6 @@ from fedalc.models.encoders import Chance, Encoder, SparseRows
 from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
-
-OWN = 8.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
-CACHE = 2**22  # numbers in the dense matrices of clients that work together, if each has its own: more leave the cache
-PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a client does in a round."""
-
-    place: int  # among the participants
-    client: int
-    instances: np.ndarray
-    batches: list[list[np.ndarray]]  # of each epoch: places in `instances`
-
-    @property
-    def steps(self) -> int:
-        return sum(map(len, self.batches))
-
-    @property
-    def visits(self) -> int:
-        return sum(len(batch) for epoch in self.batches for batch in epoch)
-
-    @property
-    def longest(self) -> int:
-        return max(map(len, self.batches[0]))
 
 
 class LockstepEngine(ClientsEngine):
@@ -88,16 +61,16 @@ class LockstepEngine(ClientsEngine):
         total = Total(model, weights)
         work = [self._work(place, client, chance, round_number) for place, client in enumerate(participants.tolist())]
         copies = model.W.new_empty(len(participants), model.W.shape[1])
-        most = self._most_numbers(encoder)
-        large = {one.place for one in work if self._numbers(one, encoder) > most}
+        room = Room(encoder, self.settings, self.method.label_count if self.method.set_loss is not None else 0)
+        large = {one.place for one in work if room.numbers(one) > room.most}
         together = [one for one in work if one.place not in large]
         shared = None
         held = np.unique(np.concatenate([one.instances for one in together])) if together else np.empty(0, np.int64)
-        numbers = 2 * encoder.embedding.shape[1] + count_columns(encoder)
-        if len(held) * numbers <= most:  # groups have many records in common
+        if room.of_products(len(held)) <= room.most:  # groups have many records in common
             shared = self._products(held, encoder, chance, total.first)
-        for group in watched("clients", self._groups(together, encoder), len(together), len):
-            steps, losses = self._run(model, encoder, group, chance, round_number, total, shared)
+        for group in watched("clients", room.groups(together), len(together), len):
+            own = room.own(group[0])
+            steps, losses = self._run(model, encoder, group, own, chance, round_number, total, shared)
             at = [one.place for one in group]
             copies[at] = steps.rows
             total.loss += float((weights[at].double() * losses).sum())
@@ -132,51 +105,12 @@ class LockstepEngine(ClientsEngine):
             batches.append([np.searchsorted(instances, batch) for batch in found])
         return Work(place, client, instances, batches)
 
-    def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
-        """Yield clients together, as many as fit into memory, those with the most steps first. Matrices of their own
-        have to stay in the processor's cache."""
-        most = self._most_numbers(encoder)
-        group: list[Work] = []
-        numbers = 0.0
-        for one in sorted(work, key=lambda one: (self._own(one, encoder), -one.steps, -len(one.instances))):
-            own, of_one = self._own(one, encoder), self._numbers(one, encoder)
-            if own:
-                of_one = max(of_one, most * count_numbers(encoder) / CACHE)
-            if group and (own != self._own(group[0], encoder) or numbers + of_one > most):
-                yield group
-                group, numbers = [], 0.0
-            group.append(one)
-            numbers += of_one
-        if group:
-            yield group
-
-    def _numbers(self, work: Work, encoder: TextEncoder) -> float:
-        """Return how many numbers a client needs in memory."""
-        width = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
-        records, batch, momentum = len(work.instances), work.longest, self.settings.client.momentum > 0
-        of_layers = work.visits * width
-        if self._own(work, encoder):
-            of_layers = (1 + momentum) * count_numbers(encoder) + 2 * batch * width
-        of_records = (4 + momentum) * encoder.embedding.shape[1] + 2 * count_columns(encoder)
-        labels = self.method.label_count if self.method.set_loss is not None else 0
-        return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
-
-    def _most_numbers(self, encoder: TextEncoder) -> float:
-        return PART * self.settings.memory_budget / encoder.embedding.element_size()
-
-    def _own(self, work: Work, encoder: TextEncoder) -> bool:
-        """Return whether a client needs dense matrices of its own. To read and write them takes time by their size; to
-        correct the shared product takes time by (records of a step) × (records of all steps before)."""
-        if not len(encoder.layers) or work.steps < 2:
-            return False
-        width = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers) / 2
-        return work.longest * work.visits > OWN * count_numbers(encoder) / width
-
     def _run(
         self,
         model: Model,
         encoder: TextEncoder,
         group: list[Work],
+        own: bool,
         chance: Chance,
         round_number: int,
         total: Total,
@@ -194,10 +128,7 @@ class LockstepEngine(ClientsEngine):
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
         rest = partial(self._rest_of, W, round_number)
         loss = LocalLoss(self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses)
-        steps = LocalSteps(
-            encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
-            self._own(group[0], encoder),
-        )  # fmt: skip
+        steps = LocalSteps(encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows, own)
         weight = total.weights[[one.place for one in group]]
         if out := self._take_steps(steps, held, loss, group):
             steps.undo(out, held)
@@ -250,16 +181,6 @@ class LockstepEngine(ClientsEngine):
         return held, instance, torch.from_numpy(np.concatenate(parts)).to(W)  # type: ignore[arg-type]
 
 
-def count_numbers(encoder: TextEncoder) -> int:
-    """Return how many numbers the matrices of the dense layers have."""
-    return sum(layer.weight.numel() for layer in encoder.dense_layers)
-
-
-def count_columns(encoder: TextEncoder) -> int:
-    """Return how many dense columns its design has besides the features."""
-    return encoder.width - encoder.feature_count * encoder.uses_features
-
-
 def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:
     """Return whether an encoder is one sparse matrix and dense layers with biases, and nothing else."""
     if not isinstance(encoder, TextEncoder) or type(encoder).forward is not TextEncoder.forward:
@@ -291,8 +212,7 @@ class Total:
         self.first.grad = self.change[0]
 
     def add(self, weight: Tensor, steps: LocalSteps, held: HeldRecords, products: Products) -> None:
-        of_first = weight[held.client].unsqueeze(1) * held.added
-        products.added.index_add_(0, held.record, of_first)
+        held.add_to(products.added, weight)
         if lost := float((weight * (1 - steps.final_a)).sum()):
             self.change[0].add_(self.theta[0], alpha=lost)
         of_slots = steps.of_slots(weight)

@@ -33,9 +33,10 @@ from fedalc.deployment.flower.influence import (
 from fedalc.deployment.flower.limits import Limits
 from fedalc.engines.base import RoundResult
 from fedalc.engines.held_records import HeldRecords
+from fedalc.engines.local_groups import Work
 from fedalc.engines.local_losses import LocalLoss
 from fedalc.engines.local_steps import LocalSteps
-from fedalc.engines.lockstep import LockstepEngine, Work
+from fedalc.engines.lockstep import LockstepEngine
 from fedalc.engines.sums import Sums
 from fedalc.methods import Method
 from fedalc.models.encoders import Batch, Chance, Encoder, SparseRows
