@@ -11,7 +11,6 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.schema import ClientSettings
-from fedalc.core.dense_products import add_product
 from fedalc.engines.local_schedule import Step
 from fedalc.models.encoders import SparseRows
 from fedalc.models.encoders.sparse_rows import Design
@@ -49,7 +48,7 @@ class HeldRecords:
             h *= a
         if self.moved:
             for own, like, added in zip(step.split(h), self._likeness(step), self._each(self.added), strict=False):
-                add_product(own, like, added, -1)
+                own.addmm_(like, added, alpha=-1)
         return h
 
     def add(self, slope: Tensor | None, step: Step, settings: ClientSettings) -> None:

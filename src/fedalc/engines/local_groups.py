@@ -11,7 +11,7 @@ import numpy as np
 from fedalc.config.experiment import Experiment
 from fedalc.models.encoders.text import TextEncoder
 
-OWN = 8.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
+OWN = 16.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
 STEP = 2**20  # numbers of a step's records in the first matrix: more leave the cache, and their memory comes anew
 CACHE = 2**22  # numbers in the dense matrices of clients that work together, if each has its own: more leave the cache
 PART = 0.25  # of the memory budget for a group; as much is kept for later rounds

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.schema import ClientSettings
-from fedalc.core.dense_products import add_product, product
+from fedalc.core.dense_products import product
 from fedalc.engines.local_schedule import Slots, Step, Visits
 
 
@@ -54,7 +54,7 @@ class SharedLayer(Layer):
 
     def add_change(self, change: Tensor, weight: Tensor, a: Tensor, of_slots: Tensor) -> None:
         """Add Σ p_u (θ - θ_u) of the matrix, where θ_u = a θ - Σ_i k_i B_iᵀ A_i. `of_slots`: p_u k_i."""
-        add_product(change, (self.slopes * of_slots.unsqueeze(1)).T, self.inputs)
+        change.addmm_((self.slopes * of_slots.unsqueeze(1)).T, self.inputs)
         if lost := float((weight * (1 - a)).sum()):
             change.add_(self.weight, alpha=lost)
 
@@ -66,8 +66,8 @@ def _keep_and_correct(
     for own, own_out, of_client in zip(step.split(rows), step.split(out), slots, strict=True):
         kept[of_client.now] = own
         if len(own) and len(of_client.k):
-            like = product(own, kept[of_client.before].T).mul_(of_client.k)
-            add_product(own_out, like, other[of_client.before], -1)
+            like = torch.mm(own, kept[of_client.before].T).mul_(of_client.k)
+            own_out.addmm_(like, other[of_client.before], alpha=-1)
 
 
 class OwnLayer(Layer):
@@ -94,7 +94,7 @@ class OwnLayer(Layer):
         elif decay:
             own.mul_(1 - rate * decay)
         for matrix, inputs, slopes in zip(moved, step.split(x), step.split(slope), strict=True):
-            add_product(matrix, slopes.T, inputs, factor)
+            matrix.addmm_(slopes.T, inputs, alpha=factor)
         if self.velocity is not None:
             own.sub_(moved, alpha=rate)
 

@@ -1,7 +1,7 @@
 """Engine `lockstep`: any local schedule, with the steps of many clients side by side. Equal to `clients`, and faster.
 
 All clients of a round start from the same θ. `local_steps` has how their first, second, … steps are taken at once, with
-one product by θ for all of them. Here clients are put into groups that fit into memory, and their changes are added up.
+one product by θ for all of them. Here clients are put into groups (`local_groups`), and their changes are added up.
 
 Clients with many steps leave the shared θ behind: their corrections would cost more than dense matrices of their own.
 Such clients get them, and still take their steps side by side.
@@ -10,9 +10,8 @@ If every client takes one full-batch step, the round is that of `fused`.
 
 Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients (a quarter of it: the
 clients; a quarter: products of their records with each other, kept for later rounds; as much for those with θ, of all
-records if they fit). A client that needs
-more runs as in `clients`, and so do encoders that are not made of one sparse matrix and dense layers (pictures, users'
-modules, sub-models).
+records if they fit). A client that needs more runs as in `clients`, and so do encoders that are not made of one sparse
+matrix and dense layers (pictures, users' modules, sub-models).
 """
 
 from __future__ import annotations
