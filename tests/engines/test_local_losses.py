@@ -10,18 +10,18 @@ import torch
 
 from fedalc.config.schema import LossName
 from fedalc.engines.local_losses import LocalLoss
-from fedalc.engines.local_steps import Step
+from fedalc.engines.local_schedule import Step
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.testing.engines import start_training
 from tests.engines.test_equality import SMALL, TRAIN
 from tests.problems import changed
 
 # Two clients: one with three records, one with two, of which the last has no direction.
-STEP = Step(2, 3, *map(torch.tensor, ([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], [0, 1, 2, 0, 1])), torch.ones(5))
+STEP = Step((3, 2), *map(torch.tensor, ([0, 0, 0, 1, 1], [0, 1, 2, 3, 4])), torch.ones(5))
 LABEL = torch.tensor([2, 4])
 CASES = [("fedalc", "hinge"), ("fedalc", "square"), ("fedmlh", "hinge")]  # rows are trained; several sub-models
 CASES += [("fedalc-fixed", loss) for loss in get_args(LossName)]
-PARTS = torch.tensor([[1.0, 0.5, 1.0], [0.25, 1.0, 0.0]], dtype=torch.float64)
+PARTS = torch.tensor([1.0, 0.5, 1.0, 0.25, 1.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("method", "loss"), CASES)
@@ -32,7 +32,7 @@ def test_slopes_equal_autograd(unit: bool, method: str, loss: str) -> None:
     training = start_training(changed(SMALL, asked), TRAIN, "lockstep")
     engine: Any = training.engine
     model, kind = training.model, training.method
-    instance = torch.tensor([list(engine.federation.instances_of(label)[:3]) for label in (2, 4)])
+    instance = torch.tensor([*engine.federation.instances_of(2)[:3], *engine.federation.instances_of(4)[:2]])
     rest = partial(engine._rest_of, model.W, 1)
     total = torch.zeros(2, dtype=torch.float64)
     counted = torch.tensor([3.0, 2.0], dtype=torch.float64)
@@ -43,10 +43,10 @@ def test_slopes_equal_autograd(unit: bool, method: str, loss: str) -> None:
 
     outputs, rows = h.requires_grad_(), model.W[LABEL].clone().requires_grad_()
     g = unit_rows(outputs) if unit else outputs
-    own, which, row = LABEL[STEP.client], instance[STEP.client, STEP.place], rows[STEP.client]
+    own, which, row = LABEL[STEP.client], instance, rows[STEP.client]
     each = sum(kind.loss((g * row)[:, p].sum(1), g[:, p].square().sum(1), own, which) for p in kind.parts)
     each = each + (rest(g, own, which) if kind.set_loss is not None else 0)
-    each = each * PARTS[STEP.client, STEP.place]
+    each = each * PARTS
     wanted = torch.autograd.grad((each / counted[STEP.client]).sum(), (outputs, rows))
     torch.testing.assert_close(by_h, wanted[0], rtol=1e-12, atol=1e-14)
     assert float(by_h.abs().max()) > 0

@@ -15,9 +15,12 @@ from scipy.sparse import csr_matrix
 from fedalc.config.resolve import experiment
 from fedalc.config.schema import ClientSettings, LossName
 from fedalc.data.dataset import Split
-from fedalc.engines import lockstep
+from fedalc.engines import local_groups, lockstep
 from fedalc.engines.aggregation import RULES
-from fedalc.engines.local_steps import Coefficients, likeness
+from fedalc.engines.held_records import likeness
+from fedalc.engines.local_groups import Room, count_columns
+from fedalc.engines.local_layers import OwnLayer
+from fedalc.engines.local_schedule import Coefficients
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.models.encoders import SparseRows
 from fedalc.testing import assert_engines_equal
@@ -70,16 +73,14 @@ def test_every_loss(loss: str, encoder: dict[str, Any]) -> None:
 @pytest.mark.parametrize("schedule", ["both", "momentum and decay", "epochs"])
 @pytest.mark.parametrize("own", [0.0, 1.0, np.inf], ids=["all", "some", "none"])
 def test_clients_with_dense_matrices_of_their_own(own: float, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockstep, "OWN", own)
+    monkeypatch.setattr(local_groups, "OWN", own)
     assert_equal(method="fedalc", client=SCHEDULES[schedule])
     decay = {"epochs": 3, "batch_size": 3, "weight_decay": 0.2}
     assert_equal(method="fedalc", encoder={"dropout": 0.4}, client=decay)
 
 
 def test_clients_with_too_many_records_run_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        lockstep.LockstepEngine, "_numbers", lambda self, work, encoder: np.inf if len(work.instances) > 15 else 0
-    )
+    monkeypatch.setattr(Room, "numbers", lambda self, work: np.inf if len(work.instances) > 15 else 0)
     literal, seen = ClientsEngine._local_work, []
     monkeypatch.setattr(ClientsEngine, "_local_work", lambda *of: (seen.append(of[2]), literal(*of))[1])
     assert_equal(1, method="fedalc", client=BOTH)
@@ -89,19 +90,20 @@ def test_clients_with_too_many_records_run_as_in_the_reference(monkeypatch: pyte
 
 @pytest.mark.parametrize("part", [0.02, 0.04])
 def test_groups_that_fit_into_the_memory_budget(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockstep, "PART", part)  # of 1 MiB
-    found, groups, sizes, steps = [], lockstep.LockstepEngine._groups, [], lockstep.LocalSteps.run
+    monkeypatch.setattr(local_groups, "PART", part)  # of 1 MiB
+    found, groups, sizes, steps = [], Room.groups, [], lockstep.LocalSteps.run
 
     def measured(self: lockstep.LocalSteps, held: Any, slope: Any) -> None:
-        arrays = [held.added, held.start, held.likeness]
-        arrays += [part for layer in self.layers for part in (layer.inputs, layer.slopes)]
+        arrays = [held.added, held.start, *held.likeness]
+        of_layers = ([x.own] if isinstance(x, OwnLayer) else [x.inputs, x.slopes] for x in self.layers)
+        arrays += [array for of_layer in of_layers for array in of_layer]
         sizes.append(sum(array.nbytes for array in arrays))
         steps(self, held, slope)
 
     monkeypatch.setattr(lockstep.LocalSteps, "run", measured)
     monkeypatch.setattr(
-        lockstep.LockstepEngine,
-        "_groups",
+        Room,
+        "groups",
         lambda *of: found.extend(groups(*of)) or iter(found),  # type: ignore[func-returns-value]
     )
     assert_equal(1, method="fedalc", client=BOTH, memory_budget=1 << 20)
@@ -111,7 +113,7 @@ def test_groups_that_fit_into_the_memory_budget(part: float, monkeypatch: pytest
 def test_dense_columns_of_a_design_count_as_memory() -> None:
     for changes, columns in ({}, 0), (LINEAR, 0), (CONSTANT, 1), (RANDOM, 10), ({**RANDOM, "linear_part": False}, 10):
         encoder = federated(experiment(changed(SMALL, {"encoder": changes})), TRAIN).model.encoder
-        assert lockstep.fits(encoder) and lockstep.count_columns(encoder) == columns
+        assert lockstep.fits(encoder) and count_columns(encoder) == columns
 
 
 @pytest.mark.parametrize("participation", [0.3, 0.7])
@@ -141,8 +143,8 @@ def test_an_encoder_that_runs_one_by_one_is_equal_too() -> None:
 
 def test_a_group_in_which_nobody_has_drawn_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weight decay moves all of θ all the same."""
-    groups = lockstep.LockstepEngine._groups
-    monkeypatch.setattr(lockstep.LockstepEngine, "_groups", lambda *of: ([one] for some in groups(*of) for one in some))
+    groups = Room.groups
+    monkeypatch.setattr(Room, "groups", lambda *of: ([one] for some in groups(*of) for one in some))
     client = {"sample": 0.1, "weight_decay": 0.3}
     assert_equal(4, method="fedalc", encoder={"start": "framework"}, client=client)
     assert_equal(4, method="fedalc", encoder=LINEAR, client=client)
@@ -170,15 +172,15 @@ def test_coefficients_are_those_of_sgd() -> None:
     for gradient in gradients:
         theta.grad = torch.tensor([gradient], dtype=torch.float64)
         optimizer.step()
-        found.step(1)
+        found.step()
     assert theta.item() == pytest.approx(found.a * 5.0 - found.k @ gradients, rel=1e-14)
 
 
 def test_likeness_by_hand() -> None:
-    """Two clients: one with records (1, 0) and (1, 2), one with (1, 2) alone."""
+    """Records (1, 0) and (1, 2), in both orders."""
     rows = SparseRows(csr_matrix(np.array([[1.0, 0, 0, 0, 0], [1.0, 2, 0, 0, 0]])), np.arange(2), torch.float64, "cpu")
-    found = likeness(rows, np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([0, 1, 0]), (2, 2))
-    assert found.tolist() == [[[1, 1], [1, 5]], [[5, 0], [0, 0]]]
+    assert likeness(rows, np.array([0, 1])).tolist() == [[1, 1], [1, 5]]
+    assert likeness(rows, np.array([1, 0])).tolist() == [[5, 1], [1, 1]]
 
 
 @pytest.mark.few(2)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalc.engines.local_steps import Observer, Step
+from fedalc.engines.local_schedule import Observer, Step
 from fedalc.methods import Method
 
 Rest = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -30,8 +30,8 @@ class LocalLoss:
     method: Method
     unit: bool  # whether outputs are scaled to length 1
     label: Tensor  # of each client
-    instance: Tensor  # of each client and place
-    parts: Tensor | None  # of each client and place, which part of the record's loss counts (`Federation.parts`)
+    instance: Tensor  # of each record of the group
+    parts: Tensor | None  # of each record of the group, which part of the record's loss counts (`Federation.parts`)
     counted: Tensor  # of each client, its records in an epoch; with a sample: as expected
     sampled: bool
     rest: Rest
@@ -40,9 +40,9 @@ class LocalLoss:
 
     def slopes(self, h: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the slopes by the encoder's outputs, before scaling, and by the clients' rows, if they are trained."""
-        own, instance = self.label[step.client], self.instance[step.client, step.place]
+        own, instance = self.label[step.client], self.instance[step.at]
         scale = _scale(h) if self.unit else torch.ones_like(h[:, 0])
-        weight, row = self._weight(step, len(rows)), rows[step.client]
+        weight, row = self._weight(step), step.of_clients(rows)
         whole, along, by_g = torch.zeros_like(scale), torch.zeros_like(scale), None
         factors = []  # of each part of the dimensions: φ_s and 2 φ_q
         for part in self.method.parts:
@@ -62,7 +62,7 @@ class LocalLoss:
         for part, (by_score, growth) in zip(self.method.parts, factors, strict=True):
             of_row, of_h = (by_score * scale).unsqueeze(1), (growth - along if self.unit else growth) * scale.square()
             if self.method.trains_rows:
-                by_rows.append(_sums(h[:, part] * of_row, step, len(rows)))
+                by_rows.append(step.sums(h[:, part] * of_row))
             row[:, part].mul_(of_row).addcmul_(h[:, part], of_h.unsqueeze(1))
         if by_g is not None:
             row.addcmul_(by_g, scale.unsqueeze(1))
@@ -80,14 +80,14 @@ class LocalLoss:
     def _note(self, losses: Tensor, step: Step) -> None:
         """Add the losses of the first epoch to the clients' totals."""
         if self.parts is not None:
-            losses = losses * self.parts[step.client, step.place]
+            losses = losses * self.parts[step.at]
         self.total.index_add_(0, step.client, (losses * step.first_epoch / self.counted[step.client]).double())
 
-    def _weight(self, step: Step, clients: int) -> Tensor:
+    def _weight(self, step: Step) -> Tensor:
         """Return how much each record counts in its client's step."""
-        size = self.counted if self.sampled else torch.bincount(step.client, minlength=clients).to(self.counted)
+        size = self.counted if self.sampled else self.counted.new_tensor(step.sizes)
         weight = 1 / size[step.client]
-        return weight if self.parts is None else weight * self.parts[step.client, step.place]
+        return weight if self.parts is None else weight * self.parts[step.at]
 
     def _slope_of_rest(self, g: Tensor, own: Tensor, instance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         g.requires_grad_()
@@ -101,10 +101,3 @@ def _scale(h: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(h, dim=1)
     has_direction = length > 1e-12
     return has_direction / length.where(has_direction, 1.0)
-
-
-def _sums(values: Tensor, step: Step, clients: int) -> Tensor:
-    """Return the sum of the rows of each client."""
-    sums = values.new_zeros(clients, values.shape[1])
-    sums[: step.clients] = step.padded(values).sum(1)
-    return sums

@@ -1,7 +1,7 @@
 """Engine `lockstep`: any local schedule, with the steps of many clients side by side. Equal to `clients`, and faster.
 
 All clients of a round start from the same θ. `local_steps` has how their first, second, … steps are taken at once, with
-one product by θ for all of them. Here clients are put into groups that fit into memory, and their changes are added up.
+one product by θ for all of them. Here clients are put into groups (`local_groups`), and their changes are added up.
 
 Clients with many steps leave the shared θ behind: their corrections would cost more than dense matrices of their own.
 Such clients get them, and still take their steps side by side.
@@ -10,17 +10,14 @@ If every client takes one full-batch step, the round is that of `fused`.
 
 Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients (a quarter of it: the
 clients; a quarter: products of their records with each other, kept for later rounds; as much for those with θ, of all
-records if they fit). A client that needs
-more runs as in `clients`, and so do encoders that are not made of one sparse matrix and dense layers (pictures, users'
-modules, sub-models).
+records if they fit). A client that needs more runs as in `clients`, and so do encoders that are not made of one sparse
+matrix and dense layers (pictures, users' modules, sub-models).
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TypeGuard
 
 import numpy as np
@@ -32,8 +29,11 @@ from fedalc.core.progress_events import watched
 from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
 from fedalc.engines.fused import FusedEngine
+from fedalc.engines.held_records import HeldRecords, likeness
+from fedalc.engines.local_groups import PART, Room, Work
 from fedalc.engines.local_losses import LocalLoss
-from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
+from fedalc.engines.local_schedule import Step
+from fedalc.engines.local_steps import LocalSteps
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -42,39 +42,11 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
-OWN = 8.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
-SIMILAR = 0.6  # clients work together if batches (with such matrices) or records are at least so many of the most
-LEAST = 512  # records in a group, from which on it takes no clients with less than SIMILAR records
-CACHE = 2**22  # numbers in the dense matrices of clients that work together, if each has its own: more leave the cache
-PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a client does in a round."""
-
-    place: int  # among the participants
-    client: int
-    instances: np.ndarray
-    batches: list[list[np.ndarray]]  # of each epoch: places in `instances`
-
-    @property
-    def steps(self) -> int:
-        return sum(map(len, self.batches))
-
-    @property
-    def visits(self) -> int:
-        return sum(len(batch) for epoch in self.batches for batch in epoch)
-
-    @property
-    def longest(self) -> int:
-        return max(map(len, self.batches[0]))
-
 
 class LockstepEngine(ClientsEngine):
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         super().__init__(federation, method, settings)
-        self._kept: dict[bytes, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}  # of clients
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         encoder = model.encoder
@@ -88,16 +60,16 @@ class LockstepEngine(ClientsEngine):
         total = Total(model, weights)
         work = [self._work(place, client, chance, round_number) for place, client in enumerate(participants.tolist())]
         copies = model.W.new_empty(len(participants), model.W.shape[1])
-        most = self._most_numbers(encoder)
-        large = {one.place for one in work if self._numbers(one, encoder) > most}
+        room = Room(encoder, self.settings, self.method.label_count if self.method.set_loss is not None else 0)
+        large = {one.place for one in work if room.numbers(one) > room.most}
         together = [one for one in work if one.place not in large]
         shared = None
         held = np.unique(np.concatenate([one.instances for one in together])) if together else np.empty(0, np.int64)
-        numbers = 2 * encoder.embedding.shape[1] + count_columns(encoder)
-        if len(held) * numbers <= most:  # groups have many records in common
+        if room.of_products(len(held)) <= room.most:  # groups have many records in common
             shared = self._products(held, encoder, chance, total.first)
-        for group in watched("clients", self._groups(together, encoder), len(together), len):
-            steps, losses = self._run(model, encoder, group, chance, round_number, total, shared)
+        for group in watched("clients", room.groups(together), len(together), len):
+            own = room.own(group[0])
+            steps, losses = self._run(model, encoder, group, own, chance, round_number, total, shared)
             at = [one.place for one in group]
             copies[at] = steps.rows
             total.loss += float((weights[at].double() * losses).sum())
@@ -132,54 +104,12 @@ class LockstepEngine(ClientsEngine):
             batches.append([np.searchsorted(instances, batch) for batch in found])
         return Work(place, client, instances, batches)
 
-    def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
-        """Yield clients with similar numbers of steps and records together, as many as fit into memory."""
-        most = self._most_numbers(encoder)
-        group: list[Work] = []
-        for one in sorted(work, key=lambda one: (self._own(one, encoder), -one.steps, -len(one.instances))):
-            if group:
-                first = group[0]
-                numbers = self._numbers(first, encoder)  # arrays are as long as the first client needs
-                own = self._own(one, encoder)
-                differ = own and one.longest < SIMILAR * first.longest  # shorter batches are filled up with zeros
-                if sum(len(other.instances) for other in group) >= LEAST:
-                    differ = differ or len(one.instances) < SIMILAR * len(first.instances)
-                if own:
-                    numbers = max(numbers, most * count_numbers(encoder) / CACHE)
-                if own != self._own(first, encoder) or differ or numbers * (len(group) + 1) > most:
-                    yield group
-                    group = []
-            group.append(one)
-        if group:
-            yield group
-
-    def _numbers(self, work: Work, encoder: TextEncoder) -> float:
-        """Return how many numbers a client needs in memory."""
-        width = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
-        records, batch, momentum = len(work.instances), work.longest, self.settings.client.momentum > 0
-        of_layers = work.visits * width
-        if self._own(work, encoder):
-            of_layers = (1 + momentum) * count_numbers(encoder) + 2 * batch * width
-        of_records = (4 + momentum) * encoder.embedding.shape[1] + 2 * count_columns(encoder)
-        labels = self.method.label_count if self.method.set_loss is not None else 0
-        return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
-
-    def _most_numbers(self, encoder: TextEncoder) -> float:
-        return PART * self.settings.memory_budget / encoder.embedding.element_size()
-
-    def _own(self, work: Work, encoder: TextEncoder) -> bool:
-        """Return whether a client needs dense matrices of its own. To read and write them takes time by their size; to
-        correct the shared product takes time by (records of a step) × (records of all steps before)."""
-        if not len(encoder.layers) or work.steps < 2:
-            return False
-        width = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers) / 2
-        return work.longest * work.visits > OWN * count_numbers(encoder) / width
-
     def _run(
         self,
         model: Model,
         encoder: TextEncoder,
         group: list[Work],
+        own: bool,
         chance: Chance,
         round_number: int,
         total: Total,
@@ -197,10 +127,7 @@ class LockstepEngine(ClientsEngine):
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
         rest = partial(self._rest_of, W, round_number)
         loss = LocalLoss(self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses)
-        steps = LocalSteps(
-            encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
-            self._own(group[0], encoder),
-        )  # fmt: skip
+        steps = LocalSteps(encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows, own)
         weight = total.weights[[one.place for one in group]]
         if out := self._take_steps(steps, held, loss, group):
             steps.undo(out, held)
@@ -224,56 +151,33 @@ class LockstepEngine(ClientsEngine):
     def _rest_of(self, W: Tensor, round_number: int, g: Tensor, own: Tensor, instance: Tensor) -> Tensor:
         return self._rest(g, W, own, instance, round_number)
 
-    def _likeness(
-        self, pairs: np.ndarray, design: SparseRows | Design, where: tuple[np.ndarray, ...], shape: tuple[int, int]
-    ) -> Tensor:
-        """Return X_u X_uᵀ of the clients in a group. They are kept for later rounds, as far as the memory goes."""
-        record, client, place = where
-        settings = self.settings
-        comes_again = (
-            settings.encoder.input_dropout == 0 and settings.client.sample == settings.server.participation == 1
-        )
-        group = hashlib.sha256(pairs.tobytes() + client.tobytes()).digest()
-        if group in self._kept:
-            return self._kept[group]
-        found = torch.from_numpy(likeness(design, record, client, place, shape))
-        kept = sum(one.nbytes for one in self._kept.values())
-        if comes_again and kept + found.nbytes <= PART * settings.memory_budget:
-            self._kept[group] = found
+    def _likeness(self, one: Work, record: np.ndarray, products: Products) -> Tensor:
+        """Return X_u X_uᵀ of a client. They are kept for later rounds, as far as the memory goes."""
+        if one.client in self._kept:
+            return self._kept[one.client]
+        found = torch.from_numpy(likeness(products.design, record)).to(products.of_all)
+        kept = sum(each.nbytes for each in self._kept.values())
+        same = self.settings.encoder.input_dropout == 0 and self.settings.client.sample == 1  # in every round
+        if same and kept + found.nbytes <= PART * self.settings.memory_budget:
+            self._kept[one.client] = found
         return found
 
     def _held(self, group: list[Work], products: Products, W: Tensor) -> tuple[HeldRecords, Tensor, Tensor | None]:
-        """Return the group's records, the instance of each client's places, and its part (`Federation.parts`)."""
-        counts = [len(one.instances) for one in group]
-        client = np.repeat(np.arange(len(group)), counts)
-        place = np.concatenate([np.arange(count) for count in counts])
-        pairs = np.concatenate([one.instances for one in group])
-        record = np.searchsorted(products.instances, pairs)
-        shape = (len(group), max(counts))
+        """Return the group's records, their instances, and their parts (`Federation.parts`)."""
+        sizes = [len(one.instances) for one in group]
+        records = [np.searchsorted(products.instances, one.instances) for one in group]
         like = None
         if group[0].steps > 1:
-            like = self._likeness(pairs, products.design, (record, client, place), shape).to(W)
-        of_pair = tuple(torch.from_numpy(array).to(W.device) for array in (record, client, place))
-        start = products.of_all.detach()
-        held = HeldRecords(start, products.keys, of_pair, like, shape, self.settings.client.momentum > 0)
-        instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
-        instance[held.client, held.place] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
+            like = [self._likeness(*of_client, products) for of_client in zip(group, records, strict=True)]
+        record = torch.from_numpy(np.concatenate(records)).to(W.device)
+        start, momentum = products.of_all.detach(), self.settings.client.momentum > 0
+        held = HeldRecords(start, products.keys, record, sizes, like, momentum)
+        pairs = np.concatenate([one.instances for one in group])
+        instance = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
         if self.federation.parts is None:
             return held, instance, None
-        parts = W.new_zeros(shape)
-        of_pairs = [self.federation.parts_of(one.client, one.instances) for one in group]
-        parts[held.client, held.place] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
-        return held, instance, parts
-
-
-def count_numbers(encoder: TextEncoder) -> int:
-    """Return how many numbers the matrices of the dense layers have."""
-    return sum(layer.weight.numel() for layer in encoder.dense_layers)
-
-
-def count_columns(encoder: TextEncoder) -> int:
-    """Return how many dense columns its design has besides the features."""
-    return encoder.width - encoder.feature_count * encoder.uses_features
+        parts = [self.federation.parts_of(one.client, one.instances) for one in group]
+        return held, instance, torch.from_numpy(np.concatenate(parts)).to(W)  # type: ignore[arg-type]
 
 
 def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:
@@ -307,27 +211,25 @@ class Total:
         self.first.grad = self.change[0]
 
     def add(self, weight: Tensor, steps: LocalSteps, held: HeldRecords, products: Products) -> None:
-        of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
-        products.added.index_add_(0, held.record, of_first)
+        held.add_to(products.added, weight)
         if lost := float((weight * (1 - steps.final_a)).sum()):
             self.change[0].add_(self.theta[0], alpha=lost)
+        of_slots = steps.of_slots(weight)
         for number, layer in enumerate(steps.layers):
             matrix, bias = 1 + 2 * number, 2 + 2 * number
-            layer.add_change(self.change[matrix], weight, steps.final_a, steps.final_k)
+            layer.add_change(self.change[matrix], weight, steps.final_a, of_slots)
             self.change[bias].add_((weight.unsqueeze(1) * (self.theta[bias] - layer.bias)).sum(0))
 
 
 def steps_of(group: list[Work], device: torch.device) -> list[Step]:
     """Return the group's steps: of each client that still works, its next batch."""
     batches = [[(batch, number == 0) for number, epoch in enumerate(one.batches) for batch in epoch] for one in group]
+    starts = [0, *accumulate(len(one.instances) for one in group)]
     steps = []
     for number in range(len(batches[0])):
         now = [one[number] for one in batches if number < len(one)]
         sizes = [len(batch) for batch, _ in now]
-        client = np.repeat(np.arange(len(now)), sizes)
-        slot = np.concatenate([np.arange(size) for size in sizes])
-        place = np.concatenate([batch for batch, _ in now])
-        first = np.repeat([first for _, first in now], sizes)
-        arrays = (client.astype(np.int64), slot.astype(np.int64), place.astype(np.int64), first)
-        steps.append(Step(len(now), max(sizes), *(torch.from_numpy(array).to(device) for array in arrays)))
+        at = np.concatenate([batch + start for (batch, _), start in zip(now, starts, strict=False)])
+        arrays = (np.repeat(np.arange(len(now)), sizes), at, np.repeat([first for _, first in now], sizes))
+        steps.append(Step(tuple(sizes), *(torch.from_numpy(array).to(device) for array in arrays)))
     return steps

@@ -18,7 +18,7 @@ from fedalc.deployment.flower.contributions import CarefulEngine, enough_contrib
 from fedalc.deployment.flower.influence import length
 from fedalc.deployment.flower.limits import FEWEST, Limits
 from fedalc.deployment.flower.wire import BadMessage
-from fedalc.engines import lockstep
+from fedalc.engines import local_groups
 from fedalc.engines.base import RoundResult
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.methods.losses import SET_LOSSES
@@ -117,7 +117,7 @@ def test_every_loss(loss: str, encoder: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("own", [0.0, np.inf], ids=["own matrices", "corrections"])
 def test_what_is_left_out_is_nothing_even_if_it_is_not_finite(own: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockstep, "OWN", own)
+    monkeypatch.setattr(local_groups, "OWN", own)
     monkeypatch.setattr(Measured, "_enough", lambda *_: False)
     training = training_with(method="fedalc", client={"loss": "square", "learning_rate": 1e200, **BOTH})
     engine, found = ran(Measured, training, FEWEST)
@@ -128,7 +128,7 @@ def test_what_is_left_out_is_nothing_even_if_it_is_not_finite(own: float, monkey
 
 def test_labels_that_need_too_much_memory_are_measured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     most = int(np.median(train_split().labels.getnnz(axis=0)))
-    monkeypatch.setattr(Measured, "_numbers", lambda self, work, _: np.inf if len(work.instances) > most else 0)
+    monkeypatch.setattr(local_groups.Room, "numbers", lambda self, work: np.inf if len(work.instances) > most else 0)
     assert 0 < assert_equal(method="fedalc", client=BOTH) < 7
 
 

@@ -32,9 +32,11 @@ from fedalc.deployment.flower.influence import (
 )
 from fedalc.deployment.flower.limits import Limits
 from fedalc.engines.base import RoundResult
+from fedalc.engines.held_records import HeldRecords
+from fedalc.engines.local_groups import Work
 from fedalc.engines.local_losses import LocalLoss
-from fedalc.engines.local_steps import HeldRecords, LocalSteps
-from fedalc.engines.lockstep import LockstepEngine, Work
+from fedalc.engines.local_steps import LocalSteps
+from fedalc.engines.lockstep import LockstepEngine
 from fedalc.engines.sums import Sums
 from fedalc.methods import Method
 from fedalc.models.encoders import Batch, Chance, Encoder, SparseRows
@@ -106,13 +108,14 @@ class CarefulEngine(LockstepEngine):
 
     def _take_steps(self, steps: LocalSteps, held: HeldRecords, loss: LocalLoss, group: list[Work]) -> list[int]:
         lengths = self._design_lengths(steps.encoder)[:, loss.instance]
-        loss.observer = InfluenceSideBySide(lengths, len(steps.layers), self._kept_of_theta, self.limits)
+        kept, limits = self._kept_of_theta, self.limits
+        loss.observer = InfluenceSideBySide(lengths, len(steps.layers), held.client, kept, limits)
         steps.run(held, loss.slopes, loss.observer)
-        influence = loss.observer.of_each()
+        influences = np.split(loss.observer.of_each(), held.starts[1:-1], axis=1)
         out = [
             place
-            for place, one in enumerate(group)
-            if not self._enough(influence[:, place, : len(one.instances)], one.instances)
+            for place, (one, influence) in enumerate(zip(group, influences, strict=True))
+            if not self._enough(influence, one.instances)
         ]
         self.left_out += len(out)
         return out

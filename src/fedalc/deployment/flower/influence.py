@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalc.deployment.flower.limits import Limits
-from fedalc.engines.local_steps import Step
+from fedalc.engines.local_schedule import Step
 from fedalc.models.encoders import Design, SparseRows, TextEncoder
 from fedalc.models.encoders.sparse_rows import ColumnsOf
 
@@ -96,17 +96,18 @@ class Influence:
 
 
 class InfluenceSideBySide:
-    """The same of many labels at once, whose steps engine `lockstep` takes (`Observer`): parts × labels × records. The
-    parts are those of the design, the dense layers, and the row.
+    """The same of many labels at once, whose steps engine `lockstep` takes (`Observer`): parts × records, in the order
+    of labels. The parts are those of the design, the dense layers, and the row.
 
     Slopes by the output g = h / ‖h‖ have a part along g, which is not in those by h:
     ‖∂/∂g‖² = ‖h‖² ‖∂/∂h‖² + (gᵀ ∂/∂g)²
     """
 
-    def __init__(self, of_design: Tensor, layers: int, kept_of_theta: float, limits: Limits) -> None:
-        """`of_design`: the lengths of the parts of the records' designs. `kept_of_theta`: as in `Influence`."""
-        self._of_design, self._kept, self._limits = of_design, kept_of_theta, limits
-        self._total = of_design.new_zeros(len(of_design) + layers + 1, *of_design.shape[1:])
+    def __init__(self, of_design: Tensor, layers: int, label: Tensor, kept_of_theta: float, limits: Limits) -> None:
+        """`of_design`: the lengths of the parts of the records' designs. `label`: of each record, its label's place in
+        the group. `kept_of_theta`: as in `Influence`."""
+        self._of_design, self._label, self._kept, self._limits = of_design, label, kept_of_theta, limits
+        self._total = of_design.new_zeros(len(of_design) + layers + 1, of_design.shape[1])
 
     def of_each(self) -> np.ndarray:
         return self._total.cpu().numpy()
@@ -121,16 +122,17 @@ class InfluenceSideBySide:
     def first_matrix(self, step: Step, slope: Tensor) -> None:
         of_slope = length(slope)
         for part, of_part in enumerate(self._of_design):
-            self._add(part, step, of_part[step.client, step.place] * of_slope)
+            self._add(part, step, of_part[step.at] * of_slope)
 
     def end_step(self, step: Step, rows: Tensor | None) -> None:
+        working = self._label < step.clients
         if self._kept != 1:
-            self._total[:-1, : step.clients] *= self._kept
+            self._total[:-1, working] *= self._kept
         if rows is not None:
-            self._total[-1, : step.clients] /= length(rows).clamp(min=SMALLEST_SCALE).unsqueeze(1)
+            self._total[-1, working] /= length(rows).clamp(min=SMALLEST_SCALE)[self._label[working]]
 
     def _add(self, part: int, step: Step, lengths: Tensor) -> None:
-        self._total[part, step.client, step.place] += lengths
+        self._total[part, step.at] += lengths
 
 
 class WatchedRows:

@@ -144,7 +144,7 @@ class _SparseProduct(torch.autograd.Function):
         present, bags = ctx.sparse_rows.transposed
         in_place = weight.is_leaf and weight.grad is not None
         total = weight.grad if in_place else torch.zeros_like(weight)
-        total[present] += bags @ slope
+        total.index_add_(0, present, bags @ slope)
         if columns is not None:
             total[ctx.sparse_rows.feature_count :].addmm_(columns.T, slope)
         return None, None if in_place else total, None
