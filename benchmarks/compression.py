@@ -100,7 +100,9 @@ def page(memory: Memory) -> None:
     outcomes: dict[str, Any] = {}
     for name, trainings in SETS.items():
         for training in trainings:
-            rows = {way: memory.known[name, f"{training}, {way}"] for way in WAYS if _known(memory, name, training, way)}
+            rows = {
+                way: memory.known[name, f"{training}, {way}"] for way in WAYS if _known(memory, name, training, way)
+            }
             if BEFORE in rows and (name, "clients") in memory.known:
                 clients = memory.known[name, "clients"]["clients"]
                 text += f"\n## {name}, {training}\n" + "\n".join(table(rows, clients)) + "\n"

@@ -112,12 +112,12 @@ class PartyByParty(Engine):
         self, compression: Compression, model: Model, party: int, clients: np.ndarray
     ) -> tuple[Arrays, float]:
         """Return what the party sends of the sums of its clients, and its constant."""
-        features = self._features_of(party)
+        features: np.ndarray | None = self._features_of(party)
         rows = compression.rows_of(model.encoder, features)
         encoder, size = model.encoder, model.encoder.width
         if rows is None:
             rows, features = np.arange(size), None
-        else:
+        elif features is not None:
             encoder = encoder.for_features(torch.from_numpy(features).to(model.W.device))
         gram, cross, constant, records = self._sums_of(encoder, model.W, features, clients, len(rows))
         return compression.sums(gram, cross, rows, size, records, self._number_of(clients)), constant
@@ -130,7 +130,10 @@ class PartyByParty(Engine):
         instances, pairs = self.federation.pairs_of(clients)
         label = torch.from_numpy(self.federation.label_of[clients]).to(like.device)
         weights, block = self.method.label_weights[label], self.settings.block_rows
-        gram, cross = like.new_zeros((size, size) if self.method.sends_gram else (0, 0)), like.new_zeros(size, len(label))
+        gram, cross = (
+            like.new_zeros((size, size) if self.method.sends_gram else (0, 0)),
+            like.new_zeros(size, len(label)),
+        )
         for start in range(0, len(instances), block):
             some, part = instances[start : start + block], pairs[start : start + block].tocoo()
             own = self.federation.features[some]

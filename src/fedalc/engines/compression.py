@@ -301,15 +301,14 @@ class PartySums:
     cross: Tensor
     total: int
 
-    def whole(self) -> tuple[Tensor, Tensor]:
+    def whole(self, with_gram: bool) -> tuple[Tensor, Tensor]:
         """Return half of G, and B, with all rows."""
         at = torch.from_numpy(self.rows)
         cross = self.cross.new_zeros(self.total, self.cross.shape[1])
         cross[at] = self.cross
-        if not len(self.gram):
-            return self.gram.new_zeros(0), cross
-        gram = self.gram.new_zeros(self.total, self.total)
-        gram[at.unsqueeze(1), at] = self.gram
+        gram = self.gram.new_zeros((self.total, self.total) if with_gram else (0, 0))
+        if len(self.gram):
+            gram[at.unsqueeze(1), at] = self.gram
         return half_of(gram), cross
 
 
@@ -390,6 +389,10 @@ class KnownRows:
     def note(self, party: int, rows: np.ndarray | None) -> None:
         if rows is not None:
             self.of[party] = rows
+
+    def forget(self, party: int) -> None:
+        """Send it all rows again: it could not use what it got, or gave no usable answer."""
+        self.of.pop(party, None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint."""

@@ -35,7 +35,13 @@ from fedalc.models.label_columns import LabelColumns
 from fedalc.models.model import Model, model_with
 from fedalc.training.newton import NewtonCG
 from fedalc.training.privacy_budget import planned_looks
-from fedalc.training.server_optimizers import AnyOptimizer, AveragedWeights, ConjugateGradients, make_optimizer, sample_clients
+from fedalc.training.server_optimizers import (
+    AnyOptimizer,
+    AveragedWeights,
+    ConjugateGradients,
+    make_optimizer,
+    sample_clients,
+)
 
 EngineFor = Callable[[Method], Engine]
 """Builds the engine that runs a method."""
