@@ -198,7 +198,11 @@ def _check_compression(settings: Experiment) -> None:
     on = next(name for name in ("rows", "up", "down") if getattr(compression, name) not in ("all", "full"))
     own, keeps = compression.rows == "own", compression.error_feedback
     for possible, problem, field in (
-        (not settings.secure_sums.on, "under secure sums every party sends the same number of masked numbers", on),
+        (
+            not settings.secure_sums.on,
+            "is for runs without secure sums (--no-secure-sums), where all parties send as many masked numbers",
+            on,
+        ),
         (not settings.privacy.covers_records, "a private model has sums of its own", on),
         (not settings.embeddings.secret, "secret rows mix all columns", on),
         (not facts.sums_by_cluster, f"{settings.method} asks for sums of clusters, which are sent whole", on),

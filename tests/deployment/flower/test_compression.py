@@ -92,7 +92,7 @@ def test_equal_to_a_simulation(tmp_path: Path, train: Split, parties: Nodes, tra
 
 @pytest.mark.parametrize("kind", ["full", "int8"])
 def test_the_ledger_is_what_travels(tmp_path: Path, parties: Nodes, kind: str) -> None:
-    wide = LINEAR | {"encoder.dim": 4000, "server.optimizer": "sgd", "server.learning_rate": 1.0}
+    wide = LINEAR | {"encoder.dim": 1000, "server.optimizer": "sgd", "server.learning_rate": 1.0}
     grid = LocalGrid(parties)
     run(grid, tmp_path / "run", asked("fedavg-fixed", wide | rounded_all(kind)))
     result = result_of(tmp_path / "run")
