@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedalc.engines.compression import (
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
 from fedalc.training.federated import FederatedTraining
-from tests.engines.test_equality import CONSTANT, RANDOM, after, settings
+from tests.engines.test_equality import CONSTANT, RANDOM, TRAIN, after, settings
 
 OWN = {"rows": "own"}
 KINDS = ("bfloat16", "int8")
@@ -144,6 +145,18 @@ def test_own_rows_solve_the_same(engine: str, design: dict[str, Any]) -> None:
         assert found.ledger.up < wanted.ledger.up
 
 
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+@pytest.mark.parametrize("clients", ["labels", "users"])
+def test_other_sums_of_one_round(method: str, clients: str) -> None:
+    """Also without Σ x xᵀ, and with several labels at a party, which send one factor."""
+    users = replace(TRAIN, users=tuple(f"user {number % 3}" for number in range(len(TRAIN))))
+    change: dict[str, Any] = {**ONCE, "method": method, "clients": clients, "encoder": LINEAR}
+    found, _ = after(1, "fused", users, compression=OWN, **change)
+    wanted, _ = after(1, "clients", users, **change)
+    assert_same(found, wanted, 1e-8)
+    assert found.ledger.up < 1.1 * wanted.ledger.up
+
+
 def test_what_is_packed_is_bit_for_bit_the_change() -> None:
     training, _ = after(1, "clients", compression=OWN, encoder=LINEAR)
     engine = training.engine
@@ -177,7 +190,21 @@ def test_zeros_cost_nothing_and_rows_are_told_once() -> None:
     assert of_theta == sum(len(rows) * columns * 8 + 3 + 2 for rows in known.values())
 
 
-def test_restored_engines_go_on() -> None:
+@pytest.mark.parametrize("change", [{**CG, "encoder": LINEAR}, {"method": "fedalc", "server": {"optimizer": "sgd"}}])
+def test_a_restored_training_goes_on(change: dict[str, Any]) -> None:
+    """With the rows that the server was told, and the errors that parties keep."""
+    compression = rounded_all("int8") | {"error_feedback": change["method"] == "fedalc"}
+    whole, _ = after(4, "fused", compression=compression, **change)
+    half, _ = after(2, "fused", compression=compression, **change)
+    rest, _ = after(0, "fused", compression=compression, **change)
+    rest.restore({name: tensor.clone() for name, tensor in half.tensors().items()}, half.facts())
+    for _ in range(2):
+        rest.run_round()
+    assert_same(rest, whole, 0)
+    assert (rest.ledger.up, rest.ledger.down) == (whole.ledger.up, whole.ledger.down)
+
+
+def test_state_is_kept_by_party() -> None:
     rows, errors = KnownRows(), KeptErrors()
     rows.note(3, np.array([1, 4]))
     rows.note(4, None)
@@ -252,6 +279,7 @@ def test_error_feedback_comes_closer(engine: str) -> None:
         ({"client": {"weight_decay": 0.01}}, "rows"),
         ({"method": "fedmlh"}, "rows"),
         ({"method": "fedalc-tree"}, "rows"),
+        ({"method": "fedalc-plda", "compression": {"up": "int8"}}, "up"),
         ({"method": "fedalc-exact", "compression": {"up": "int8", "error_feedback": True}}, "error_feedback"),
         ({"engine": "flower", "compression": {"up": "int8", "error_feedback": True}}, "error_feedback"),
     ],
