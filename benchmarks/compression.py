@@ -43,6 +43,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "fedalc-oneshot, D = C": {"method": "fedalc-oneshot", "axes": True},
 }
 SETS = {"bibtex": tuple(TRAININGS), "eurlex15k": ("fedalc-exact, cg, D = 512", "fedalc-oneshot, D = C")}
+ORDER = (BEFORE, "exact", "bfloat16", "int8")
 
 
 def trained(data: fedalc.Dataset, training: str, way: str) -> Outcome:
@@ -66,7 +67,7 @@ def clients_of(data: fedalc.Dataset) -> int:
 
 def table(rows: Mapping[str, Outcome], clients: int) -> list[str]:
     final = rows[BEFORE]["points"][-1]["P@1"]
-    ordered = {way: rows[way] for way in (BEFORE, "exact", "bfloat16", "int8") if way in rows}
+    ordered = {way: rows[way] for way in ORDER if way in rows}
     lines = [
         f"| | rounds to {NEAR * final:.2f} | MB up | MB down | all | bytes before / bytes now | kB per client | "
         "P@1 after the last round |",
@@ -118,13 +119,17 @@ def _known(memory: Memory, name: str, training: str, way: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=list(SETS), metavar="DATASET")
+    parser.add_argument("--only", default="", help="rows that contain this text")
     memory = Memory(ROOT / "runs" / "compression.jsonl")
-    for name in parser.parse_args().datasets:
+    asked = parser.parse_args()
+    for name in asked.datasets:
         data = held_out(fedalc.load_dataset(name))
         memory.row(name, "clients", lambda data=data: {"clients": clients_of(data)})
         for training in reversed(SETS[name]):
             for way in WAYS:
                 row = f"{training}, {way}"
+                if asked.only not in row:
+                    continue
                 memory.row(name, row, lambda data=data, one=(training, way): trained(data, *one))
                 page(memory)
 

@@ -63,7 +63,7 @@ def rounded(numbers: Tensor, kind: str, generator: torch.Generator) -> Arrays:
         return {"values": (bits.numpy() >> 16).astype(np.uint16)}
     scales = (numbers.abs().amax(dim=1) if numbers.numel() else numbers.new_zeros(len(numbers))).float() / 127
     steps = numbers / torch.where(scales > 0, scales, 1).unsqueeze(1)
-    whole = (steps + torch.rand(steps.shape, generator=generator)).floor_().clamp_(-127, 127)
+    whole = steps.add_(torch.rand(steps.shape, generator=generator)).floor_().clamp_(-127, 127)
     return {"values": whole.to(torch.int8).numpy(), "scales": scales.numpy()}
 
 
@@ -176,6 +176,7 @@ class Compression:
         self.up, self.down = settings.compression.up, settings.compression.down
         self.of_cross = "bfloat16" if self.up == "int8" else self.up  # few numbers, of very different size
         self.keeps_errors = settings.compression.error_feedback
+        self._by_feature: list[bool] | None = None
 
     @staticmethod
     def of(settings: Experiment) -> Compression | None:
@@ -195,8 +196,11 @@ class Compression:
         """Return which parameters have a row for each feature."""
         if not (self.own_rows and encoder.takes_some_features):
             return [False for _ in encoder.parameters()]
-        few = encoder.for_features(torch.zeros(0, dtype=torch.int64, device=next(encoder.parameters()).device))
-        return [one is not other for one, other in zip(encoder.parameters(), few.parameters(), strict=True)]
+        if self._by_feature is None:
+            few = encoder.for_features(torch.zeros(0, dtype=torch.int64, device=next(encoder.parameters()).device))
+            pairs = zip(encoder.parameters(), few.parameters(), strict=True)
+            self._by_feature = [one is not other for one, other in pairs]
+        return self._by_feature
 
     # --- down ---
 
