@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench round-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean bench-schedules paper-search
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench round-bench reproduce results tuned reach compression mlp tuning privacy private-model poisoning verification clean bench-schedules paper-search
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -119,6 +119,9 @@ tuned: $(READY)  ## the default, single settings and centralised packages on ele
 
 reach: $(READY)  ## rounds and bytes until each method has centralised quality (needs FEDALC_DATA; half an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reach.py
+
+compression: $(READY)  ## bytes to 99% of the final P@1 with own rows, bfloat16 and int8 (needs FEDALC_DATA; an hour; goes on where it stopped)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compression.py
 
 mlp: $(READY)  ## an mlp by minibatch rounds beside the centralised one, on four datasets (needs FEDALC_DATA; about half an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mlp.py

@@ -246,6 +246,8 @@ IDLE = [
     ("encoder.name=resnet-small", "encoder.start", "he", "framework"),
     ("encoder.name=resnet-small", "encoder.features", "raw", "unit"),
     ("method=fedavg-fixed", "secure_sums.bits", "30", "20"),
+    ("method=fedalc-oneshot", "compression.down", "full", "int8"),
+    ("method=fedavg-fixed", "compression.error_feedback", "false", "true"),
     ("selection.keep=last", "selection.patience", "none", "1"),
     ("selection.validation=0.1", "selection.test_curve", "false", "true"),
 ]

@@ -224,6 +224,9 @@ def party(
     no_digests: Annotated[
         bool, typer.Option("--no-digests", help="send no digests of records: refuse runs that join them")
     ] = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all-rows", help="do not tell which features the records have: all rows of θ travel")
+    ] = False,
     epsilon_budget: Annotated[
         float | None,
         typer.Option(
@@ -272,6 +275,7 @@ def party(
             without_run_id=without_run_id or None,
             require_secure_sums=require_secure_sums or None,
             no_digests=no_digests or None,
+            all_rows=all_rows or None,
             epsilon_budget=epsilon_budget,
             state=str(folder.resolve()),
         ),

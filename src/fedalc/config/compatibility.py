@@ -63,6 +63,7 @@ def check(settings: Experiment) -> None:
         )
     _check_aggregation(settings)
     _check_secure_sums(settings)
+    _check_compression(settings)
     _check_set_loss(settings)
     _check_secret_rows(settings)
     _check_solver(settings)
@@ -186,6 +187,41 @@ def _check_secure_sums(settings: Experiment) -> None:
     ):
         if not possible:
             raise ConfigError(problem, "secure_sums.on")
+
+
+def _check_compression(settings: Experiment) -> None:
+    """Check what goes with fewer bytes."""
+    compression, facts = settings.compression, method_facts(settings.method)
+    if not compression.on:
+        return
+    server, encoder = settings.server, encoder_facts(settings.encoder.name)
+    on = next(name for name in ("rows", "up", "down") if getattr(compression, name) not in ("all", "full"))
+    own, keeps = compression.rows == "own", compression.error_feedback
+    for possible, problem, field in (
+        (
+            not settings.secure_sums.on,
+            "is for runs without secure sums (--no-secure-sums), where all parties send as many masked numbers",
+            on,
+        ),
+        (not settings.privacy.covers_records, "a private model has sums of its own", on),
+        (not settings.embeddings.secret, "secret rows mix all columns", on),
+        (not facts.sums_by_cluster, f"{settings.method} asks for sums of clusters, which are sent whole", on),
+        (not settings.tuning.search, f"a search sends its trials whole; leave it out ({NO_SEARCH})", on),
+        (server.optimizer != "newton", "Newton steps send directions and products whole; use cg", on),
+        (not settings.encoder.shortcut, "a shortcut is solved for at full precision", on),
+        (settings.encoder.norm != "batch" or not encoder.pictures, "the statistics are not sent rounded", on),
+        (not own or not encoder.pictures, "pictures have no rows of features", "rows"),
+        (not own or facts.sub_models(settings) == 1, f"{settings.method} has several encoders", "rows"),
+        (not own or settings.client.weight_decay == 0, "client.weight_decay moves all rows", "rows"),
+        (
+            not keeps or not solves_one_objective(settings.method, server.optimizer),
+            "an exact solution asks each time for something else, to which an old error does not belong",
+            "error_feedback",
+        ),
+        (not keeps or settings.engine != "flower", "real parties do not keep their errors", "error_feedback"),
+    ):
+        if not possible:
+            raise ConfigError(f"{problem}; leave it out", f"compression.{field}")
 
 
 def _check_sample(settings: Experiment) -> None:

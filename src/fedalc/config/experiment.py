@@ -33,6 +33,7 @@ from fedalc.config.schema import (
     NONE,
     ClientSettings,
     CollectionSettings,
+    CompressionSettings,
     Count,
     EmbeddingSettings,
     EncoderSettings,
@@ -111,6 +112,7 @@ class Experiment(Settings):
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
     secure_sums: SecureSumSettings = SecureSumSettings()
+    compression: CompressionSettings = CompressionSettings()
     embeddings: EmbeddingSettings = EmbeddingSettings()
     hashing: HashingSettings = HashingSettings()
     regularizer: RegularizerSettings = RegularizerSettings()

@@ -22,6 +22,7 @@ AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"
 PresetName = Literal["strong", "mlp", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of a pair of labels: labels/correlations.py
 Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three take no key
+Numbers = Literal["full", "bfloat16", "int8"]  # as they are sent: engines/compression.py
 LossName = Literal["hinge", "square", "logistic", "squared-hinge", "softmax", "softmax-per-label"]
 Identity = Literal["record", "content", "embedding"]  # how parties recognise the same instance: docs/privacy.md
 
@@ -216,6 +217,25 @@ class SecureSumSettings(Settings):
     """Numbers are rounded to multiples of 2^-bits. More bits leave room for smaller numbers only."""
     norm: NotNegative = 0.0
     """Each party cuts its change of θ to this length before it masks it. 0: it does not."""
+
+
+class CompressionSettings(Settings):
+    """Fewer bytes between server and parties (docs/communication.md)."""
+
+    rows: Literal["all", "own"] = "all"
+    """own: of a matrix with a row for each feature, send only the rows of the party's own features, both ways. Exact.
+    The server learns which features each party has."""
+    up: Numbers = "full"
+    """How a party's change, or its sums, are rounded: full (not), bfloat16 (16 bits), int8 (8 bits and a scale for each
+    row). At random, so that the mean is exact."""
+    down: Numbers = "full"
+    """How θ is rounded on its way to the parties: as `up`."""
+    error_feedback: bool = False
+    """Parties add what rounding took off a change to their next change."""
+
+    @property
+    def on(self) -> bool:
+        return self.rows != "all" or self.up != "full" or self.down != "full"
 
 
 class EmbeddingSettings(Settings):

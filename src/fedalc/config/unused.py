@@ -44,7 +44,7 @@ ALL_LABELS = ("square", "logistic", "squared-hinge", "softmax", "softmax-per-lab
 #: must hold. List only certain cases: a warning must not be wrong. A method or encoder declares its own cases in its
 #: class (`ignores`, `sections`).
 ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
-    ("client server secure_sums embeddings collection engine clients rounds", {"method": FEDERATED}),
+    ("client server secure_sums compression embeddings collection engine clients rounds", {"method": FEDERATED}),
     ("rounds client.learning_rate server.learning_rate", {"method": Fact("one_round", False)}),
     ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
@@ -90,6 +90,8 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("server.trim", {"server.aggregation": ("trimmed-mean",)}),
     ("server.byzantine", {"server.aggregation": ("multi-krum",)}),
     ("secure_sums.threshold secure_sums.bits secure_sums.norm", {"secure_sums.on": (True,)}),
+    ("compression.down", {"method": Fact("one_round", False)}),
+    ("compression.error_feedback", {"compression.up": ("bfloat16", "int8")}),
     ("regularizer.neighbours regularizer.candidates", {"regularizer.form": ("mined",)}),
     ("fixed.neighbours", {"fixed.form": ("mined",)}),
     (

@@ -36,6 +36,7 @@ class RoundResult:
     traffic: Ledger  # of this round
     heard: bool = True  # whether any client answered; if none did, the round changes nothing
     statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' batch-norm statistics, if any
+    at: list[Tensor] | None = None  # θ as the clients received it, if it was rounded on the way
 
     def put_into(self, model: Model) -> Tensor:
         """Write the rows into the model's W and return it as W̃. Rows of other labels stay unchanged."""

@@ -68,6 +68,8 @@ class FedALCPlda(FedAvgFixed):
                 f"{settings.method} needs each person's own sum at the server; use fedalc-oneshot, or leave it out",
                 setting,
             )
+        if settings.compression.up != "full":
+            raise ConfigError(f"{settings.method} counts records by its sums, exactly; leave it out", "compression.up")
         if settings.encoder.name not in cls.encoders:
             raise ConfigError(f"{settings.method} has an encoder of its own, squares; leave it out", "encoder.name")
         if settings.client.set_size != "ignored" or settings.client.label_power > 0:

@@ -35,7 +35,13 @@ from fedalc.models.label_columns import LabelColumns
 from fedalc.models.model import Model, model_with
 from fedalc.training.newton import NewtonCG
 from fedalc.training.privacy_budget import planned_looks
-from fedalc.training.server_optimizers import AnyOptimizer, AveragedWeights, make_optimizer, sample_clients
+from fedalc.training.server_optimizers import (
+    AnyOptimizer,
+    AveragedWeights,
+    ConjugateGradients,
+    make_optimizer,
+    sample_clients,
+)
 
 EngineFor = Callable[[Method], Engine]
 """Builds the engine that runs a method."""
@@ -164,6 +170,8 @@ class FederatedTraining:
         loss = result.loss / len(self.method.parts)  # the mean over sub-models, comparable between methods
         if not result.heard:
             return loss
+        if result.at is not None and isinstance(self.server, ConjugateGradients):
+            self.server.moved(result.at)
         loss = self.server.apply(result.change, loss)
         for statistic, mean in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
             statistic.copy_(mean)

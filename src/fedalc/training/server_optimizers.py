@@ -93,12 +93,21 @@ class ConjugateGradients:
         self.client_rate = client_rate
         self.pairs = pairs
         self._state: dict[str, Tensor] = {}
+        self._taken = 1.0  # the factor k of this round
 
     @torch.no_grad()
     def aim(self) -> None:
         if self._state:
             self._state["iterate"] = self.theta.detach().clone()
-            self.theta.copy_(self._state["start"] + self._factor * self._state["direction"])
+            self._taken = self._factor
+            self.theta.copy_(self._state["start"] + self._taken * self._state["direction"])
+
+    @torch.no_grad()
+    def moved(self, at: list[Tensor]) -> None:
+        """Go along the direction that the clients got, if θ was rounded on its way to them."""
+        self.theta.copy_(at[0])
+        if self._state:
+            self._state["direction"] = (self.theta - self._state["start"]) / self._taken
 
     @torch.no_grad()
     def apply(self, change: list[Tensor], loss: float) -> float:
@@ -110,7 +119,7 @@ class ConjugateGradients:
             s["residual"], s["direction"] = -gradient, -gradient
             s["objective"] = torch.tensor(loss + self.penalty * _dot(self.theta, self.theta), dtype=torch.float64)
             return s["objective"].item()
-        curved = (gradient - s["first"]) / self._factor
+        curved = (gradient - s["first"]) / self._taken
         before, curvature = _dot(s["residual"], s["residual"]), _dot(s["direction"], curved)
         self.theta.copy_(s.pop("iterate"))
         if before > 0 and curvature > 0:  # otherwise it is solved to the precision of these numbers

@@ -42,15 +42,18 @@ from fedalc.deployment.flower.questions import apart, checked_task, party_of, re
 from fedalc.deployment.flower.wire import (
     BadMessage,
     pack,
+    pack_parts,
     pack_theta,
     unpack_theta,
 )
 from fedalc.deployment.flower.work import NothingHeldOut, Work
+from fedalc.engines.compression import Compression
 from fedalc.engines.secure import cut
+from fedalc.engines.sums import Sums
 from fedalc.engines.vectors import half_of
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.identity import Identity
-from fedalc.models.encoders import Chance, make_batch
+from fedalc.models.encoders import Chance, Encoder, make_batch
 from fedalc.models.model import Model
 
 app = ClientApp()
@@ -225,7 +228,12 @@ def train(message: Message, context: Context) -> RecordDict:
     if masked is not None:
         change = cut(result.change, work.settings.secure_sums.norm)
         return masked.reply((masked.weight * part for part in change), masked.weight * result.loss, masked.weight)
-    reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
+    compression, encoder, changed = work.compression, model.encoder, result.change
+    if compression is None:
+        sent = pack_theta(changed)
+    else:
+        sent = pack_parts(compression.change(changed, encoder, work.rows(encoder), t, work.sender))
+    reply = RecordDict({"change": sent, "outcome": work.outcome(result.loss)})
     if work.method.trains_rows:
         reply["rows"] = pack({"rows": result.put_into(model)})
     return reply
@@ -286,12 +294,25 @@ def sums(message: Message, context: Context) -> RecordDict:
     # With unit rows, column u of `cross` is label u's own sum.
     total = work.engine.sums(Model(encoder, unit), work.federation.clients)
     work.log_left_out()
+    if work.compression is not None:
+        return _packed_sums(work, work.compression, encoder, total)
     half, cross = half_of(total.gram), total.cross
     if secret or masked:  # the server does not have the rows, or no sum of this party's alone, to multiply with
         cross = (cross.double() @ work.turned(work.own_rows()).to(cross.device).double()).to(cross)
     if masked is not None:
         return masked.reply([half, cross], total.constant, total.pairs)
     return RecordDict({"sums": pack({"gram": half, "cross": cross}), "outcome": work.outcome(total.constant)})
+
+
+def _packed_sums(work: Work, compression: Compression, encoder: Encoder, total: Sums) -> RecordDict:
+    """Send the sums in fewer bytes."""
+    chosen = work.rows(encoder)
+    rows = np.arange(encoder.width) if chosen is None else chosen
+    at = torch.from_numpy(rows)
+    gram = total.gram[at.unsqueeze(1), at] if work.method.sends_gram else total.gram
+    records = work.federation.labels.shape[0]
+    packed = compression.sums(gram, total.cross[at], rows, encoder.width, records, work.sender)
+    return RecordDict({"sums": pack_parts([packed]), "outcome": work.outcome(total.constant)})
 
 
 @app.train("noised")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,19 +37,22 @@ from fedalc.deployment.flower.wire import (
     BadMessage,
     Shape,
     config,
-    encoder_tensors,
     pack,
     pack_all_rows,
     pack_encoder,
+    pack_parts,
     pack_theta,
     record_bytes,
     task,
     unpack,
+    unpack_parts,
     unpack_theta,
+    unpacking,
 )
 from fedalc.engines import aggregation
 from fedalc.engines.aggregation.lengths import Lengths, norm
 from fedalc.engines.base import Engine, RoundResult
+from fedalc.engines.compression import Compression, KnownRows, Outgoing
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.methods import Method
@@ -82,6 +86,7 @@ class FlowerEngine(Engine):
         self.max_norm = max_norm
         self.repeats = Repeats(self.roster.are_alike)
         self.lengths = Lengths()
+        self.compression, self.known_rows = Compression.of(settings), KnownRows()
         self.loss = 0.0  # of the last round to which a party answered
         self._capped: set[int] = set()  # parties that the log already names for claiming too much weight
         self._traffic = Ledger()  # of this round, all attempts together
@@ -94,9 +99,10 @@ class FlowerEngine(Engine):
         weight_of = self._client_weights(model, participants)
         self._traffic = Ledger()
         self.repeats.about(model.theta)
+        outgoing = None if self.compression is None else self.compression.outgoing(model, round_number)
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
-            exchange = self._send_model(model, labels_of, round_number)
+            exchange = self._send_model(model, labels_of, round_number, outgoing=outgoing)
             total = self._begin_total(model, labels_of, weight_of, round_number)
             screen = NormScreen(self.lengths, self.max_norm)
             read = partial(self._read_change, labels_of, model)
@@ -109,7 +115,7 @@ class FlowerEngine(Engine):
             if self._enough(labels_of, total.norms, round_number, attempt):
                 self.lengths.note(total.norms)
                 self.loss = result.loss
-                return result
+                return result if outgoing is None else replace(result, at=outgoing.received())
         raise self._too_few(round_number)
 
     def curvature(
@@ -159,7 +165,7 @@ class FlowerEngine(Engine):
         raise self._too_few(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.lengths.tensors() | self.repeats.tensors()
+        return self.lengths.tensors() | self.repeats.tensors() | self.known_rows.tensors()
 
     def facts(self) -> dict[str, Any]:
         return {"loss": self.loss}
@@ -168,6 +174,7 @@ class FlowerEngine(Engine):
         self.loss = float(facts["loss"])
         self.lengths.restore(tensors)
         self.repeats.restore(tensors)
+        self.known_rows.restore(tensors)
         if "usual_length" in facts:  # a checkpoint of an older version
             self.lengths.largest = float(facts["usual_length"])
 
@@ -220,20 +227,27 @@ class FlowerEngine(Engine):
     # --- send ---
 
     def _send_model(
-        self, model: Model, labels_of: LabelsOf, round_number: int, direction: Tensor | None = None
+        self,
+        model: Model,
+        labels_of: LabelsOf,
+        round_number: int,
+        direction: Tensor | None = None,
+        outgoing: Outgoing | None = None,
     ) -> Exchange:
         """Send each party the encoder, the compared rows and the direction of a Newton step, one object each for all
-        messages, and its own rows."""
+        messages, and its own rows. `outgoing`: θ in fewer bytes."""
         encoder, compared = pack_encoder(model), self._compared_rows(model, round_number)
         if direction is not None:
             compared["direction"] = pack_theta([direction])
         exchange = self.parties.exchange(TRAIN if direction is None else CURVATURE, round_number)
         for party, labels in labels_of.items():
             content = self._content(party, labels, round=round_number)
-            content.update(encoder | compared)
+            sent = encoder | compared
+            if outgoing is not None:
+                sent["theta"] = pack_parts(outgoing.arrays(self.known_rows.of.get(party)))
+            content.update(sent)
             content["rows"] = self._own_rows(model, labels)
-            self._traffic.down += payload_bytes(encoder_tensors(model))
-            self._traffic.down += sum(map(record_bytes, compared.values()))
+            self._traffic.down += sum(map(record_bytes, sent.values()))
             exchange.send(self.parties.node_of[party], content)
         return exchange
 
@@ -277,8 +291,11 @@ class FlowerEngine(Engine):
         """Return the change in a reply, or None: then the party is left out of this round."""
         party = self.parties.party_of[reply.node]
         change = self.parties.read(reply, round_number, self.roster.parties[party], partial(read, party))
-        if change is not None:
-            self._traffic.up += payload_bytes([*change.tensors, *([] if change.rows is None else [change.rows])])
+        if change is None:
+            self.known_rows.forget(party)
+        elif reply.content is not None:
+            arrays = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
+            self._traffic.up += sum(map(record_bytes, arrays))
         return change
 
     def _add(self, total: ChangeTotal | SumsTotal, verdicts: Iterable[Verdict], round_number: int) -> None:
@@ -293,7 +310,7 @@ class FlowerEngine(Engine):
         labels = labels_of[party]
         exactly(content, {"outcome": OUTCOME, "change": None} | ({"rows": None} if self.method.trains_rows else {}))
         loss = self._read_outcome(content, labels)
-        theta = unpack_theta(content, "change", model.theta)
+        theta = self._read_theta(model, party, content)
         rows = None
         if self.method.trains_rows:
             wanted = {"rows": (self.settings.dtype, (len(labels), model.W.shape[1]))}
@@ -302,6 +319,16 @@ class FlowerEngine(Engine):
                 raise BadMessage("a row is not of length 1")
         self.repeats.check(party, theta, rows, loss)
         return Change(party, theta, rows, loss, norm(theta))
+
+    def _read_theta(self, model: Model, party: int, content: RecordDict) -> list[Tensor]:
+        """Return a change of θ. With fewer bytes, the party says with it which rows of θ it needs from now on."""
+        if self.compression is None:
+            return unpack_theta(content, "change", model.theta)
+        parts = unpack_parts(content, "change", len(model.theta))
+        with unpacking("change"):
+            theta, told = self.compression.read_change(parts, model.encoder)
+        self.known_rows.note(party, told)
+        return theta
 
     def _read_product(self, labels_of: LabelsOf, model: Model, party: int, content: RecordDict) -> Change:
         exactly(content, {"outcome": OUTCOME, "product": None})
@@ -317,8 +344,15 @@ class FlowerEngine(Engine):
             "cross": (dtype, (size, self.method.secret_dim or len(labels))),
         }
         exactly(content, {"outcome": OUTCOME, "sums": None})
-        loss, arrays = self._read_outcome(content, labels), unpack(content, "sums", wanted)
-        sums = [torch.from_numpy(arrays["gram"]), torch.from_numpy(arrays["cross"])]
+        loss = self._read_outcome(content, labels)
+        if self.compression is not None:
+            (parts,) = unpack_parts(content, "sums", 1)
+            with unpacking("sums"):
+                found = self.compression.read_sums(parts, size, len(labels), getattr(torch, dtype))
+            sums = list(found.whole(self.method.sends_gram))
+        else:
+            arrays = unpack(content, "sums", wanted)
+            sums = [torch.from_numpy(arrays["gram"]), torch.from_numpy(arrays["cross"])]
         instances = int(self.roster.counts[self.roster.clients_of(party, labels)].sum())
         return Change(party, sums, None, loss, norm(sums) / max(instances, 1))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import leaves_out_features
 from fedalc.data.text.settings import TextSettings
+from fedalc.engines.compression import Arrays, Wrong
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
 
@@ -29,6 +31,17 @@ LONGEST_SETTINGS = 100_000  # characters
 SEARCH = "search"  # in the task of a search for settings: those that it began with
 HOLDERS = "holders"  # the record, and its array: how many parties have each pair of a record and its label
 Shape = tuple[int | None, ...]
+_NUMBERS, _INDEX = ("float32", "float64", "uint16", "int8"), ("int32", "uint8")
+PACKED: dict[str, tuple[str, ...]] = {
+    "values": _NUMBERS,
+    "scales": ("float32",),
+    "rows": _INDEX,
+    "columns": _INDEX,
+    "cross-values": _NUMBERS,
+    "cross-scales": ("float32",),
+    "order": ("int32",),
+    "rank": ("int32",),
+}  # arrays of `engines.compression`, and the types that they may have
 
 
 class BadMessage(FedalcError):
@@ -94,6 +107,40 @@ def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> li
     wanted = {str(i): (str(p.dtype).removeprefix("torch."), tuple(p.shape)) for i, p in enumerate(like)}
     arrays = unpack(content, record, wanted)
     return [torch.from_numpy(arrays[str(number)]) for number in range(len(like))]
+
+
+def pack_parts(parts: Sequence[Arrays]) -> ArrayRecord:
+    """Return what `engines.compression` sends in place of tensors."""
+    return pack({f"{number}.{name}": array for number, part in enumerate(parts) for name, array in part.items()})
+
+
+def is_packed(content: RecordDict, record: str) -> bool:
+    return isinstance(arrays := content.get(record), ArrayRecord) and any("." in name for name in arrays)
+
+
+def unpack_parts(content: RecordDict, record: str, count: int) -> list[Arrays]:
+    """Return `count` parts that `pack_parts` was given. Whoever reads them checks that they fit together."""
+    arrays = content.get(record)
+    if not isinstance(arrays, ArrayRecord):
+        raise BadMessage(f"there are no {record}")
+    parts: list[Arrays] = [{} for _ in range(count)]
+    for key, array in arrays.items():
+        number, _, name = key.partition(".")
+        if name not in PACKED or number not in map(str, range(count)):
+            raise BadMessage(f"{record} has an array {key[:40]!r}, which it should not have")
+        if array.dtype not in PACKED[name] or len(array.shape) > 2:
+            raise BadMessage(f"{record} {key} is {str(array.dtype)[:20]} {_times(array.shape)}")
+        parts[int(number)][name] = _read(array, f"{record} {key}", array.dtype, tuple(array.shape))
+    return parts
+
+
+@contextmanager
+def unpacking(record: str) -> Iterator[None]:
+    """Refuse parts that do not fit together."""
+    try:
+        yield
+    except (Wrong, KeyError) as error:
+        raise BadMessage(f"{record}: {error}") from None
 
 
 def encoder_parts(model: Model) -> dict[str, list[Tensor]]:
@@ -207,6 +254,8 @@ def for_parties(settings: Experiment) -> str:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:
         sent["secure_sums"] = every["secure_sums"]
+    if settings.compression.on:
+        sent["compression"] = every["compression"]
     server: dict[str, Any] = {"weights": settings.server.weights}
     if leaves_out_features(settings):
         server["least_holders"] = settings.server.least_holders

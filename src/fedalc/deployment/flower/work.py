@@ -31,11 +31,17 @@ from fedalc.deployment.flower.wire import (
     SEARCH,
     BadMessage,
     config,
+    encoder_parts,
     encoder_tensors,
+    is_packed,
     unpack,
     unpack_all_rows,
     unpack_encoder,
+    unpack_parts,
+    unpack_theta,
+    unpacking,
 )
+from fedalc.engines.compression import Compression
 from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.secret_rows import turned
 from fedalc.methods import METHODS, Method, Told, make_method
@@ -66,6 +72,7 @@ class Work:
     digests: np.ndarray  # of these records
     lasting: np.ndarray  # the same, if parties count records in buckets: digests that do not depend on the run
     to_train: tuple[np.ndarray, csr_matrix]  # of all records to train on: digests, and labels of the question
+    features: np.ndarray | None  # of all records to train on; None if the server is not told
 
     @classmethod
     def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
@@ -112,7 +119,8 @@ class Work:
         different, records = distinct(digests[rows])
         lasting, train = lasting[np.unique(records, return_index=True)[1]], (digests[~out], labels[~out])
         about = (message, context, party, settings, question, limits)
-        return cls(*about, federation, method, records, different, lasting, train)
+        features = None if context.node_config.get("all-rows") else _own_features(party, settings, out)
+        return cls(*about, federation, method, records, different, lasting, train, features)
 
     @property
     def trained_numbers(self) -> list[int]:
@@ -208,15 +216,50 @@ class Work:
         encoder = self.encoder_shape(copies)  # it is filled below, if what was sent fits
         at_once = min(settings.block_rows, instances)
         check_memory(at_once * picture_bytes(encoder, settings.images.size) + encoder.drawn * self.dtype.itemsize)
-        sent = unpack_encoder(self.message.content, Model(encoder, torch.empty(0)))
+        sent = self._sent_encoder(Model(encoder, torch.empty(0)))
         model = Model(encoder.to_empty(device=settings.device), self.turned(rows).to(settings.device))
         with torch.no_grad():
             for tensor, value in zip(encoder_tensors(model), sent, strict=True):
                 tensor.copy_(value)
         return model
 
+    def _sent_encoder(self, like: Model) -> list[Tensor]:
+        """Return the encoder's tensors that were sent. Rows of θ that were not are zeros."""
+        content = self.message.content
+        if self.compression is None or not is_packed(content, "theta"):
+            return unpack_encoder(content, like)
+        parts = unpack_parts(content, "theta", len(like.theta))
+        with unpacking("theta"):
+            theta, rows = self.compression.read_theta(parts, like.encoder)
+        needed = self.rows(like.encoder)
+        if rows is not None and needed is not None and len(np.setdiff1d(needed, rows)):
+            raise BadMessage("leaves out rows of θ that this party's features need")
+        others = {name: tensors for name, tensors in encoder_parts(like).items() if name != "theta"}
+        return theta + [value for name, part in others.items() for value in unpack_theta(content, name, part)]
+
+    @cached_property
+    def compression(self) -> Compression | None:
+        return Compression.of(self.settings)
+
+    def rows(self, encoder: Encoder) -> np.ndarray | None:
+        """Return the rows of θ that this party says it needs. None: rows are not chosen."""
+        return None if self.compression is None else self.compression.rows_of(encoder, self.features)
+
+    @property
+    def sender(self) -> int:
+        """The number that the party draws by, as a simulation does."""
+        return min(map(self.federation.number_of, self.federation.clients.tolist()))
+
     def outcome(self, loss: float) -> ConfigRecord:
         return ConfigRecord({"labels": self.question["labels"], "loss": float(loss)})
+
+
+def _own_features(party: Party, settings: Experiment, out: np.ndarray) -> np.ndarray | None:
+    if settings.compression.rows != "own":
+        return None
+    split = party.holding.split
+    rows = np.flatnonzero(~out & (split.labels.getnnz(axis=1) > 0))
+    return np.unique(split.features[rows].indices).astype(np.int64)
 
 
 def _read_told(
