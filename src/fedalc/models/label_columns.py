@@ -68,9 +68,10 @@ class LabelColumns:
         orders = [np.lexsort((entries.features, entries.labels)) for entries in trees]
         weights = np.stack([entries.weights[order] for entries, order in zip(trees, orders, strict=True)])
         (first, *_), (order, *_) = trees, orders
-        starts = np.concatenate([[0], np.bincount(first.labels, minlength=shape[1]).cumsum()])
-        arrays = (weights, first.means[order], first.features[order].astype(np.int64), starts)
-        return cls(*map(torch.from_numpy, arrays), offsets, counts, sizes)
+        ends = np.concatenate([[0], np.bincount(first.labels, minlength=shape[1]).cumsum()])
+        arrays = (weights, first.means[order], first.features[order].astype(np.int64), ends)
+        columns, means, features, starts = map(torch.from_numpy, arrays)
+        return cls(columns, means, features, starts, offsets, counts, sizes)
 
     def matrices(self, feature_count: int) -> list[csc_matrix]:
         """Return the weights of each tree, and the means, features × labels."""
@@ -90,25 +91,18 @@ class LabelColumns:
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], shape: tuple[int, int]) -> LabelColumns:
         """Return what was saved. Raises an error of `DAMAGE` if parts do not fit together."""
-        means, offsets, W = (
-            numbers(tensors, name, dims) for name, dims in ((PREFIX + "means", 1), (PREFIX + "offsets", 1), ("W", 2))
-        )
-        one_tree = "sizes" not in facts  # an older folder, with a single level
-        weights = numbers(tensors, PREFIX + "weights", 1 if one_tree else 2)
-        weights, sizes = weights.view(-1, len(means)), [W.shape[1]] if one_tree else facts["sizes"]
+        wanted = (("weights", 2), ("means", 1), ("offsets", 1))
+        weights, means, offsets = (numbers(tensors, PREFIX + name, dimensions) for name, dimensions in wanted)
+        sizes, nodes = facts["sizes"], tensors["W"].shape[1]
         features = places(tensors, PREFIX + "features", shape[0])
         starts = places(tensors, PREFIX + "starts", len(means) + 1)
-        ends = len(starts) == shape[1] + 1 and int(starts[0]) == 0 and int(starts[-1]) == len(means)
-        if not ends or bool((starts.diff() < 0).any()) or len(means) != len(features):
+        ends = len(starts) == shape[1] + 1 and int(starts[0]) == 0 and int(starts[-1]) == weights.shape[1]
+        if not ends or bool((starts.diff() < 0).any()) or not weights.shape[1] == len(means) == len(features):
             raise ValueError(f"columns of {len(starts) - 1} labels with {len(features)} numbers")
         if len(offsets) != shape[1]:
             raise ValueError(f"{len(offsets)} offsets of {shape[1]} labels")
-        if (
-            not sizes
-            or any(type(size) is not int or size < 1 for size in sizes)
-            or W.shape != (shape[1], len(weights) * sum(sizes))
-        ):
-            raise ValueError(f"{len(weights)} trees of {sizes!r:.50} clusters, but W is {tuple(W.shape)}")
+        if any(type(size) is not int or size < 1 for size in sizes) or nodes != len(weights) * sum(sizes):
+            raise ValueError(f"{len(weights)} trees of {sizes!r:.50} clusters, but W has {nodes} columns")
         cluster, nearness, beam = float(facts["cluster"]), float(facts["nearness"]), facts["beam"]
         if type(beam) is not int or beam < 1 or not (math.isfinite(cluster) and math.isfinite(nearness)):
             raise ValueError(f"weights {cluster!r} and {nearness!r}, beam {beam!r}")
