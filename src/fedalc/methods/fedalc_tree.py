@@ -39,6 +39,7 @@ from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.models.label_columns import Entries, LabelColumns, Weights
 from fedalc.models.model import Model
 
+OF_CLUSTERS = ("trees", "clusters", "levels", "clusters_from", "cluster_penalty", "cluster_weight", "beam")
 Penalty = Annotated[float, Field(gt=0, lt=1e6)]
 Weight = Annotated[float, Field(ge=0, le=100)]
 
@@ -133,13 +134,15 @@ class FedALCTree(FedAvgFixed):
         """A column of θ for each cluster of each level and tree."""
         options = parsed_options(settings)
         assert isinstance(options, FedALCTree.Options)
-        return options.trees * sum(cls.level_sizes(options, labels))
+        trees, sizes = cls.shape(options, labels)
+        return trees * sum(sizes)
 
     @classmethod
-    def level_sizes(cls, options: FedALCTree.Options, labels: int) -> list[int]:
-        """Return the number of clusters in each level of a tree. Clusters are halves of halves: powers of two."""
+    def shape(cls, options: FedALCTree.Options, labels: int) -> tuple[int, list[int]]:
+        """Return the number of trees, and of clusters in each level. Clusters are halves of halves: powers of two."""
         halvings = max(1, min(options.clusters, labels // 2)).bit_length() - 1
-        return sorted({1 << -(-halvings * level // options.levels) for level in range(1, options.levels + 1)})
+        sizes = {1 << -(-halvings * level // options.levels) for level in range(1, options.levels + 1)}
+        return options.trees, sorted(sizes)
 
     def start(self, generator: torch.Generator) -> Tensor:
         """No label is in a cluster yet."""
@@ -147,12 +150,12 @@ class FedALCTree(FedAvgFixed):
 
     def fill_clusters(self, model: Model, sums_of: SumsOf) -> float:
         labels, options = np.flatnonzero(self._counts), self._options
-        sizes = self.level_sizes(options, self.label_count)
+        trees, sizes = self.shape(options, self.label_count)
         whole = sums_of(labels)
         model.theta[0].zero_()
         model.W.zero_()
         columns, explained, records = [], 0.0, 0.0
-        for number in range(options.trees):
+        for number in range(trees):
             tree = self._tree(number, sizes, whole.cross, labels)
             model.W[labels.repeat(len(sizes)), tree[:, labels].T.ravel()] = 1
             grown = Growth(model.theta[0], tree, sums_of)
@@ -232,10 +235,11 @@ class FedALCTree(FedAvgFixed):
 class FedALCColumns(FedALCTree):
     """The same with one cluster: ridge regression for each label on the features of its own records, among all."""
 
-    class Options(FedALCTree.Options):
-        trees: Literal[1] = 1
-        clusters: Literal[1] = 1
-
     help = "sparse weights for each label from the features of its own records, in one round"
     use_when = "Rows of features and up to some thousand labels: no label shares an axis with another"
     colour = "#4B0000"  # dark red
+    ignores = {**FedALCTree.ignores, **{f"options.{name}": {} for name in OF_CLUSTERS}}
+
+    @classmethod
+    def shape(cls, options: FedALCTree.Options, labels: int) -> tuple[int, list[int]]:
+        return 1, [1]
