@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import torch
@@ -52,7 +52,8 @@ JUDGED_ROUNDS = (5, 10, 15, 20, 25)  # after which a training is judged, if it t
 GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for the search to go on
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
-TREE, TREE_PENALTY = "fedalc-tree", 0.5
+TREE: Final = "fedalc-tree"
+TREE_PENALTY = 0.5
 MOST_LABELS = 2**16  # of a tree: its last clusters become large
 SAMPLE = 100_000  # records that settings are tried on, held-out ones included, if labels are too many for an axis each
 FEWEST = 10  # records with labels that a search needs
