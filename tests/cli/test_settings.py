@@ -34,7 +34,17 @@ def built_in_only() -> Iterator[None]:
 
 def test_every_setting_of_a_run_is_there_and_has_a_meaning() -> None:
     settings = {one.name: one for one in all_settings()}
-    tree = ("beam", "cluster_penalty", "cluster_weight", "clusters_from", "nearness", "steps")
+    tree = (
+        "trees",
+        "clusters",
+        "levels",
+        "beam",
+        "cluster_penalty",
+        "cluster_weight",
+        "clusters_from",
+        "nearness",
+        "steps",
+    )
     own = {"options", "options.shrinkage", *(f"options.{name}" for name in tree)}
     assert set(settings) == set(flat(Experiment().to_dict())) | own
     for one in settings.values():

@@ -1,4 +1,4 @@
-"""fedalc-tree and fedalc-columns beside a literal twin: each regression by its normal equations, label by label."""
+"""fedalc-tree and fedalc-columns beside a literal twin: each regression by its normal equations, one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 import fedalc
-from fedalc.data.dataset import Dataset
+from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.clusters import balanced_clusters, random_clusters, unit_vectors
 from fedalc.models.column_scoring import ColumnScorer
@@ -25,7 +25,7 @@ NEW = random_split(12, 20, 9, seed=4).features
 ALL = np.ones(9, dtype=bool)
 EXACT: dict[str, Any] = {
     "dtype": "float64",
-    "encoder": {"dim": 4, "features": "raw"},
+    "encoder": {"features": "raw"},
     "client": {"label_offset": 0.0},
     "server": {"ridge": 1.0},
     "options": {"steps": 60},
@@ -51,32 +51,64 @@ def log(p: np.ndarray) -> np.ndarray:
     return np.where(p > 0.01, np.log(np.maximum(p, 0.01)), p / 0.01 + np.log(0.01) - 1)
 
 
-def twin(cluster: np.ndarray, clusters: int, power: float = 0.2) -> np.ndarray:
-    """The scores, with a record's negatives in plain sight."""
+def twin(trees: list[list[np.ndarray]], power: float = 0.2) -> np.ndarray:
+    """The scores, with a record's negatives in plain sight. `trees`: the cluster of each label, level by level."""
     x, Y, new = TRAIN.features.toarray().astype(float), TRAIN.labels.toarray().astype(float), NEW.toarray()
-    scores, known = np.zeros((len(new), Y.shape[1])), Y.any(axis=1)
+    scores = np.zeros((len(new), Y.shape[1]))
     for label in range(Y.shape[1]):
-        own = cluster == cluster[label]
-        records = Y[:, own].any(axis=1)
-        support = x[Y[:, label] > 0].any(axis=0)
-        column = ridge(x[records][:, support], Y[records, label], 1.0)
-        mean = x[Y[:, label] > 0].sum(axis=0)
-        scores[:, label] = log(new[:, support] @ column) + 2 * new @ mean / np.linalg.norm(mean)
-        scores[:, label] -= power * np.log(Y[:, label].sum() / Y.sum(axis=0).min())
-        if clusters > 1:
-            scores[:, label] += 0.7 * log(new @ ridge(x[known], records[known].astype(float), 1.0))
-    return scores
+        own_records = Y[:, label] > 0
+        for levels in trees:
+            above = Y.any(axis=1)
+            for cluster in levels:
+                below = Y[:, cluster == cluster[label]].any(axis=1)
+                if len(np.unique(cluster)) > 1:
+                    column = ridge(x[above], below[above].astype(float), 1.0)
+                    scores[:, label] += 0.7 * log(new @ column) / len(trees)
+                above = below
+            support = x[own_records].any(axis=0)
+            column = ridge(x[above][:, support], Y[above, label], 1.0)
+            scores[:, label] += log(new[:, support] @ column) / len(trees)
+        mean = x[own_records].sum(axis=0)
+        scores[:, label] += 2 * new @ mean / np.linalg.norm(mean) - power * np.log(own_records.sum())
+    return scores + power * np.log(Y.sum(axis=0).min())
+
+
+def trees_of(training: FederatedTraining) -> list[list[np.ndarray]]:
+    """The clusters that W says, by tree and level."""
+    columns = training.model.columns
+    assert columns is not None
+    levels = [part.argmax(1).numpy() for part in training.model.W.split(columns.sizes * len(columns.weights), dim=1)]
+    return [levels[at : at + len(columns.sizes)] for at in range(0, len(levels), len(columns.sizes))]
 
 
 @pytest.mark.parametrize("engine", ["fused", "clients"])
-@pytest.mark.parametrize(("method", "clusters"), [("fedalc-tree", 4), ("fedalc-columns", 1)])
-def test_scores_are_those_of_the_twin(method: str, clusters: int, engine: str) -> None:
+@pytest.mark.parametrize(("method", "sizes"), [("fedalc-tree", [2, 4]), ("fedalc-columns", [1])])
+def test_scores_are_those_of_the_twin(method: str, sizes: list[int], engine: str) -> None:
     training = trained(method, engine=engine)
-    cluster = training.model.W.argmax(1).numpy()
-    assert len(np.unique(cluster)) == clusters and (training.model.W.sum(1) == 1).all()
-    expected = twin(cluster, clusters)
+    trees = trees_of(training)
+    assert [[len(np.unique(level)) for level in tree] for tree in trees] == [sizes] * (3 if len(sizes) > 1 else 1)
+    assert (training.model.W.sum(1) == len(trees) * len(sizes)).all()
+    expected = twin(trees)
     np.testing.assert_allclose(scorer(training).of_labels(slice(0, 9)).numpy(), expected, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(scorer(training).of_instances(slice(2, 5)).numpy(), expected[2:5], rtol=1e-8, atol=1e-9)
+
+
+def test_levels_of_a_tree_are_nested_and_trees_differ() -> None:
+    first, *others = trees_of(trained())
+    for level, above in zip(first[1:], first, strict=False):
+        assert len(np.unique(np.stack([level, above]), axis=1).T) == len(np.unique(level))
+    assert any(not np.array_equal(tree[-1], first[-1]) for tree in others)
+    one = trained(options={"trees": 1, "levels": 1})
+    assert one.model.columns is not None and one.model.columns.sizes == [4] and one.model.W.shape == (9, 4)
+
+
+def test_a_cluster_without_labels_is_none() -> None:
+    """Five of nine labels have no record: fewer labels than clusters would have at two each."""
+    few = Split(TRAIN.features, csr_matrix(TRAIN.labels.toarray() * (np.arange(9) < 3)))
+    training = federated(fedalc.experiment({"method": "fedalc-tree", **EXACT}), few)
+    training.run_round()
+    labels, scores = ColumnScorer(training.model, csr_matrix(NEW), np.arange(9) < 3).top(3)
+    assert (labels < 3).all() and torch.isfinite(scores).all()
 
 
 @pytest.mark.parametrize("kind", ["features", "correlations", "both", "random"])
@@ -90,16 +122,18 @@ def test_engines_agree(kind: str) -> None:
 
 def test_a_beam_of_all_clusters_is_exact() -> None:
     exact = scorer(trained()).of_labels(slice(0, 9))
-    labels, scores = scorer(trained(options={"beam": 4})).top(5)
+    labels, scores = scorer(trained(options={"beam": 4, "trees": 3})).top(5)
     torch.testing.assert_close(scores, exact.topk(5).values)
     torch.testing.assert_close(exact.gather(1, labels), scores)
 
 
 def test_a_beam_of_one_ranks_the_best_cluster_and_as_many_more_as_k_labels_need() -> None:
     training = trained(options={"beam": 1})
-    cluster = training.model.W.argmax(1)
-    best = scorer(training).encoded.argmax(1)
-    assert (cluster[scorer(training).top(1)[0]].squeeze(1) == best).all()
+    upper, lower = (torch.from_numpy(level) for level in trees_of(training)[0])
+    of_clusters = torch.from_numpy(log(scorer(training).encoded[:, :6].numpy()))
+    best = (of_clusters[:, :2].repeat_interleave(2, 1) + of_clusters[:, 2:]).argmax(1)
+    found = scorer(training).top(1)[0].squeeze(1)
+    assert (lower[found] == best).all() and (upper[found] == best // 2).all()
     labels, scores = scorer(training).top(9)
     assert (labels.sort(1).values == torch.arange(9)).all() and torch.isfinite(scores).all()
 
@@ -150,6 +184,7 @@ def test_a_saved_training_is_restored() -> None:
         ({"collection": {"by": "sums"}}, "collection: fedalc-tree needs label sets"),
         ({"encoder": {"constant": 1.0}}, "encoder: fedalc-tree is for encoder linear without a constant"),
         ({"options": {"beam": 0}}, "options.beam"),
+        ({"options": {"levels": 9}}, "options.levels"),
     ],
 )
 def test_what_it_refuses(values: dict[str, Any], message: str) -> None:

@@ -96,12 +96,39 @@ def test_labels_that_do_not_fit_get_no_axes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_search_without_an_axis_per_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels share axes: only the square loss, with one label power, which the training uses too."""
+    """Labels share axes: a tree, and the square loss, with one label power, which the training uses too."""
     monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
     found = search(small_dataset(instances=100), encoder={"dim": 5})
     best = found.run()
-    assert {trial.loss for trial in found.trials} == {"square"} and best.label_power == 0.2
-    assert best.value == pytest.approx(measured(found, best.changes, 1), abs=1e-9)
+    assert [trial.method for trial in found.trials[:2]] == ["fedalc-tree", None] and best in found.trials
+    assert {(trial.loss, trial.label_power) for trial in found.trials} == {("square", 0.2)}
+    for trial in found.trials:
+        assert trial.value == pytest.approx(measured(found, trial.changes, 1), abs=1e-9)
+
+
+def test_a_tree_is_tried_on_part_of_train_where_it_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, settings = small_dataset(instances=100), fedalc.experiment({"method": "fedalc-exact"})
+    assert tuning.tree_fits(settings, data)
+    assert not tuning.tree_fits(fedalc.experiment({"method": "fedalc-exact", "engine": "flower"}), data)
+    assert len(search(data)._parts[0].train) > 60
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
+    monkeypatch.setattr(tuning, "SAMPLE", 60)
+    found = search(data, encoder={"dim": 5})
+    for part in found._parts:
+        assert len(part.train) + len(part.held_out) == 60
+    monkeypatch.setattr(tuning, "LARGEST_MATRIX", 20 * 9 - 1)  # a tree of 7 labels has 3 · 2 clusters
+    assert tuning.tree_fits(settings, data)
+    monkeypatch.setattr(tuning, "MOST_LABELS", 6)
+    assert not tuning.tree_fits(settings, data)
+
+
+def test_a_run_takes_the_tree_that_the_search_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Search, "_has_axes", False)
+    monkeypatch.setattr(Search, "_kinds_of_features", lambda self: iter(()))
+    run = fedalc.train(data=small_dataset(instances=100), folder=tmp_path / "run")
+    assert run.settings.method == "fedalc-tree" and run.result["tuning"]["chosen"]["method"] == "fedalc-tree"
+    again = fedalc.train(run.settings, data=small_dataset(instances=100), folder=tmp_path / "again")
+    assert again.metrics == run.metrics and "fedalc-tree" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +172,7 @@ def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPat
     assert run.settings.method == "fedalc-exact" and run.settings.server.optimizer == "cg"
     assert run.settings.encoder.dim == 7
     monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
+    monkeypatch.setattr(tuning, "MOST_LABELS", 599)
     for tune in (None, False):
         with pytest.warns(UserWarning, match="600 labels too many for a search"):
             run = fedalc.train(data=small_dataset(labels=600), tune=tune)

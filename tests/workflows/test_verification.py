@@ -400,7 +400,7 @@ def test_settings_of_the_task() -> None:
     with pytest.raises(ConfigError, match="leave out --tune"):
         fedalc.train(SMALL, task="verification", tune=True)
     assert fedalc.train(SMALL, task="verification").settings.method == "fedalc-plda"
-    assert FedALCPlda.dim_for(512, 12) == 23
+    assert FedALCPlda.dim_for(fedalc.experiment({"method": "fedalc-plda"}), 12) == 23
 
 
 def test_the_real_speakers() -> None:

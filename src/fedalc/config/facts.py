@@ -71,9 +71,9 @@ class MethodFacts:
         """Raise ConfigError if the method does not support these settings."""
 
     @classmethod
-    def dim_for(cls, dim: int, labels: int) -> int:
-        """Return D for data with this many labels, where the settings say `dim`."""
-        return labels if cls.axis_per_label else dim
+    def dim_for(cls, settings: Experiment, labels: int) -> int:
+        """Return D for data with this many labels."""
+        return labels if cls.axis_per_label else settings.encoder.dim
 
     @classmethod
     def sub_models(cls, settings: Experiment) -> int:

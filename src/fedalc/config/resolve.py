@@ -214,7 +214,7 @@ def for_data(settings: Experiment, data: Dataset) -> Experiment:
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:
     """Return the settings for data with this many labels: some methods need an axis for each."""
-    dim = method_facts(settings.method).dim_for(settings.encoder.dim, labels)
+    dim = method_facts(settings.method).dim_for(settings, labels)
     if settings.encoder.dim == dim:
         return settings
     return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": dim})})

@@ -10,7 +10,7 @@ DIGITS = 5  # of a similarity: labels that are as near to both halves keep their
 
 
 def balanced_clusters(vectors: csr_matrix, count: int, random: np.random.Generator) -> np.ndarray:
-    """Return the cluster of each row. `count`: a power of two, at most the number of rows."""
+    """Return the cluster of each row. `count`: a power of two. With fewer rows some clusters are empty."""
     parts = [np.arange(vectors.shape[0])]
     while len(parts) < count:
         parts = [half for part in parts for half in _halves(part, vectors, random)]
@@ -33,6 +33,8 @@ def unit_vectors(matrix: csr_matrix) -> csr_matrix:
 
 def _halves(part: np.ndarray, vectors: csr_matrix, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Divide the rows into the half that is nearer to one mean and the half that is nearer to the other."""
+    if len(part) < 2:
+        return part, part[:0]
     own = _without_empty_columns(vectors[part])
     first = own[random.integers(len(part))].toarray().ravel()
     farthest = own[np.argmin(np.round(own @ first, DIGITS))].toarray().ravel()

@@ -78,9 +78,9 @@ class FedALCPlda(FedAvgFixed):
             )
 
     @classmethod
-    def dim_for(cls, dim: int, labels: int) -> int:
+    def dim_for(cls, settings: Experiment, labels: int) -> int:
         """k directions need D = 2k + 1, and the means of C persons differ in C - 1 directions at most."""
-        return max(3, min(dim, 2 * labels - 1))
+        return max(3, min(settings.encoder.dim, 2 * labels - 1))
 
     def start(self, generator: torch.Generator) -> Tensor:
         return torch.zeros(self.label_count, self.settings.encoder.dim, dtype=getattr(torch, self.settings.dtype))

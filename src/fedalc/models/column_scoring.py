@@ -1,7 +1,8 @@
-"""Score instances with a tree of labels (`label_columns`): all labels exactly, or the best ones by a beam."""
+"""Score instances with trees of labels (`label_columns`): all labels exactly, or the best ones by a beam."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -25,7 +26,8 @@ def make_scorer(model: Model, features: csr_matrix | Images, held: np.ndarray, b
 
 
 class ColumnScorer(Scorer):
-    """Scores of a model with `columns`. `top` looks only at labels of the `beam` best clusters of each instance."""
+    """Scores of a model with `columns`. `top` looks only at labels of the first tree's `beam` best clusters of each
+    instance, in its last level."""
 
     def __init__(
         self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
@@ -34,10 +36,14 @@ class ColumnScorer(Scorer):
         assert model.columns is not None and not isinstance(features, Images)
         self._held, self._columns = held, model.columns
         self._x = csr_matrix(features).astype(model.columns.weights.cpu().numpy().dtype)
-        self._cluster = model.W.argmax(1).cpu().numpy()
+        self._sizes = model.columns.sizes
+        levels = model.W.split(self._sizes * len(model.columns.weights), dim=1)
+        starts = np.cumsum([0, *self._sizes * len(model.columns.weights)])
+        self._nodes = torch.stack([level.argmax(1).cpu() + start for level, start in zip(levels, starts, strict=False)])
+        self._cluster = self._nodes[len(self._sizes) - 1].numpy() - starts[len(self._sizes) - 1]
 
     @cached_property
-    def _matrices(self) -> tuple[csc_matrix, csc_matrix]:
+    def _matrices(self) -> list[csc_matrix]:
         return self._columns.matrices(self._x.shape[1])
 
     def of_labels(self, labels: slice) -> Tensor:
@@ -47,17 +53,27 @@ class ColumnScorer(Scorer):
         return self._exact(rows, slice(0, len(self.W)))
 
     def _exact(self, rows: slice, labels: slice) -> Tensor:
-        weights, means = (matrix[:, labels] for matrix in self._matrices)
-        clusters = self._of_clusters(self.encode(rows))[:, self._cluster[labels]]
-        numbers = np.arange(len(self.W))[labels]
-        return self.masked(clusters + self._within(self._x[rows], weights, means, numbers), labels)
+        matrices, numbers = [matrix[:, labels] for matrix in self._matrices], np.arange(len(self.W))[labels]
+        clusters = self._of_clusters(self.encode(rows))
+        return self.masked(
+            self._scores(self._x[rows], clusters, torch.arange(len(clusters)), matrices, numbers), labels
+        )
 
     def _of_clusters(self, encoded: Tensor) -> Tensor:
-        return torch.zeros_like(encoded) if encoded.shape[1] == 1 else self._columns.counts.cluster * log(encoded)
+        """Return what each cluster adds to the scores of its labels."""
+        weight = self._columns.counts.cluster / len(self._columns.weights)
+        return torch.zeros_like(encoded) if self._sizes == [1] else log(encoded).mul_(weight)
 
-    def _within(self, x: csr_matrix, weights: csr_matrix, means: csr_matrix, labels: np.ndarray) -> Tensor:
-        """Return the part of the scores that is within clusters, of records x and these labels."""
-        scores = log(_product(x, weights)).add_(self._columns.offsets[torch.from_numpy(labels)])
+    def _scores(
+        self, x: csr_matrix, clusters: Tensor, rows: Tensor, matrices: Sequence[csc_matrix], labels: np.ndarray
+    ) -> Tensor:
+        """Return the scores of records x, which are these rows of `clusters`, and of labels with these columns."""
+        *trees, means = matrices
+        scores = self._columns.offsets[torch.from_numpy(labels)].expand(x.shape[0], -1).clone()
+        for nodes in self._nodes[:, labels]:
+            scores += clusters[rows.unsqueeze(1), nodes]
+        for weights in trees:
+            scores.add_(log(_product(x, weights)), alpha=1 / len(trees))
         nearness = self._columns.counts.nearness
         return scores.add_(_product(x, means), alpha=nearness) if nearness else scores
 
@@ -73,34 +89,44 @@ class ColumnScorer(Scorer):
 
     def _best(self, rows: slice, k: int) -> tuple[Tensor, Tensor]:
         x, clusters = self._x[rows], self._of_clusters(self.encode(rows))
-        beam = self._beam(k)
-        reached, nearest = clusters.topk(beam, dim=1)
-        width = max(len(labels) for labels, *_ in self._members)
-        scores = reached.new_full((len(reached), beam, width), -torch.inf)
+        beam, (count, width) = self._beam(k), self._shape
+        nearest = self._of_last_level(clusters).topk(beam, dim=1).indices
+        scores = clusters.new_full((len(nearest), beam, width), -torch.inf)
         place = torch.zeros(scores.shape, dtype=torch.int64)
         order = nearest.flatten().argsort(stable=True)
-        ends = nearest.flatten().bincount(minlength=len(self._members)).cumsum(0).tolist()
-        for (labels, weights, means), start, end in zip(self._members, [0, *ends[:-1]], ends, strict=True):
+        ends = nearest.flatten().bincount(minlength=count).cumsum(0).tolist()
+        for (labels, matrices), start, end in zip(self._members, [0, *ends[:-1]], ends, strict=True):
             instance, at = order[start:end] // beam, order[start:end] % beam
             if len(instance) and len(labels):
-                within = self._within(x[instance.numpy()], weights, means, labels)
-                scores[instance, at, : len(labels)] = reached[instance, at].unsqueeze(1) + within
+                found = self._scores(x[instance.numpy()], clusters, instance, matrices, labels)
+                scores[instance, at, : len(labels)] = found
                 place[instance, at, : len(labels)] = torch.from_numpy(labels)
         best, where = scores.flatten(1).topk(k, dim=1)
         return best, place.flatten(1).gather(1, where)
 
+    def _of_last_level(self, clusters: Tensor) -> Tensor:
+        """Return the score of each cluster in the first tree's last level: its own and those that it is within."""
+        last = self._sizes[-1]
+        own = clusters[:, : sum(self._sizes)].split(self._sizes, dim=1)
+        return torch.stack([part.repeat_interleave(last // part.shape[1], dim=1) for part in own]).sum(0)
+
     @cached_property
-    def _members(self) -> list[tuple[np.ndarray, csr_matrix, csr_matrix]]:
-        """The labels of each cluster that have a client, their weights and means."""
-        order = np.argsort(np.where(self._held, self._cluster, self.W.shape[1]), kind="stable")
-        ends = np.bincount(self._cluster[self._held], minlength=self.W.shape[1]).cumsum()
+    def _members(self) -> list[tuple[np.ndarray, list[csr_matrix]]]:
+        """The labels of each cluster that have a client, and their columns."""
+        count = self._sizes[-1]
+        order = np.argsort(np.where(self._held, self._cluster, count), kind="stable")
+        ends = np.bincount(self._cluster[self._held], minlength=count).cumsum()
         parts = (order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
-        weights, means = self._matrices
-        return [(labels, weights[:, labels].tocsr(), means[:, labels].tocsr()) for labels in parts]
+        return [(labels, [matrix[:, labels].tocsr() for matrix in self._matrices]) for labels in parts]
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """The number of clusters, and of labels in the largest."""
+        return len(self._members), max(len(labels) for labels, _ in self._members)
 
     def _beam(self, k: int) -> int:
         """How many clusters to look into, so that even the smallest have k labels."""
-        sizes = np.cumsum(np.sort([len(labels) for labels, *_ in self._members]))
+        sizes = np.cumsum(np.sort([len(labels) for labels, _ in self._members]))
         return min(len(self._members), max(self._columns.counts.beam, 1 + int(np.searchsorted(sizes, k))))
 
 

@@ -329,7 +329,7 @@ def _tried(result: Result) -> list[dict[str, str]]:
     rows.sort(key=lambda trial: -(number_at(trial, "value") or 0.0))
     return [
         {
-            "loss": text(trial.get("loss")),
+            "loss": text(trial.get("method") or trial.get("loss")),
             "features": text(features.get("name") if isinstance(features, Mapping) else None),
             "penalty": text(trial.get("penalty")),
             "power": text(trial.get("label_power")) if trial.get("loss") == "square" else "",

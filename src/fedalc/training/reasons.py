@@ -62,7 +62,8 @@ def why_settings(tuning: Mapping[str, Any], rounds: int) -> str:
     """Say why a search chose its settings. `tuning`: as in result.json."""
     chosen, tried = tuning["chosen"], len(tuning["tried"])
     client, encoder = chosen["client"], chosen["encoder"]
-    parts = [f"{client['loss']} loss", f"penalty {chosen['server']['ridge']:g}", f"features {encoder['name']}"]
+    tree = [chosen["method"]] if chosen.get("method") == "fedalc-tree" else []
+    parts = [*tree, f"{client['loss']} loss", f"penalty {chosen['server']['ridge']:g}", f"features {encoder['name']}"]
     if client.get("label_power"):
         parts.append(f"label power {client['label_power']:g}")
     parts.append(f"D = {encoder['dim']}")

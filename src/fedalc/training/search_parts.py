@@ -17,6 +17,7 @@ from fedalc.evaluation.evaluate import check_map_affordable, evaluate
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.models.class_embeddings import are_axes
+from fedalc.models.column_scoring import make_scorer
 from fedalc.models.encoders import make_batch
 from fedalc.models.model import Model
 from fedalc.models.scoring import AT_ONCE
@@ -97,6 +98,8 @@ class SplitPart(Part):
 @torch.no_grad()
 def _best_labels(model: Model, held: np.ndarray, split: Split, weights: Sequence[Tensor | None]) -> list[np.ndarray]:
     """Return the best labels of each instance, for each weighting of the scores."""
+    if model.columns is not None:
+        return [make_scorer(model, split.features, held).top(min(DEEPEST, int(held.sum())))[0].numpy()]
     W, absent = model.W, torch.from_numpy(~held).to(model.W.device)
     k = min(DEEPEST, int(held.sum()))
     found: list[list[np.ndarray]] = [[] for _ in weights]

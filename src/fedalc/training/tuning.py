@@ -3,7 +3,7 @@
 The search is small. For each kind of features it solves the square loss for a few penalties: all follow from the
 same sums of the clients, and so do all label powers, as a power only scales a label's scores. Then it tries the squared
 hinge and the logistic loss by Newton steps, and drops one that is clearly behind. A penalty is halved or doubled as
-long as that helps.
+long as that helps. If labels are too many for an axis each, it tries a tree of labels first, on a part of train.
 
 Settings are judged by `selection.metric` (P@k or nDCG@k) on held-out records; features of pictures by mAP, in a
 simulation. Positive-only parties can count the former exactly: each ranks all labels for its own held-out records and
@@ -19,26 +19,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.resolve import FROZEN, experiment
+from fedalc.config.resolve import FROZEN, experiment, for_labels
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset
 from fedalc.data.records import record_numbers
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
-from fedalc.errors import Interrupted
+from fedalc.errors import ConfigError, Interrupted
 from fedalc.models.encoders import scale_rows
 from fedalc.training.callbacks import Callback
 from fedalc.training.federated import FederatedTraining
 from fedalc.training.search_parts import Part, SplitPart
-from fedalc.training.settings_for_data import can_solve, is_large, with_axes
+from fedalc.training.settings_for_data import LARGEST_MATRIX, can_solve, is_large, with_axes
 
 Loss = Literal["square", "squared-hinge", "logistic"]
 
@@ -52,6 +52,10 @@ JUDGED_ROUNDS = (5, 10, 15, 20, 25)  # after which a training is judged, if it t
 GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for the search to go on
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
+TREE: Final = "fedalc-tree"
+TREE_PENALTY = 0.5
+MOST_LABELS = 2**16  # of a tree: its last clusters become large
+SAMPLE = 100_000  # records that settings are tried on, held-out ones included, if labels are too many for an axis each
 FEWEST = 10  # records with labels that a search needs
 
 
@@ -61,6 +65,7 @@ class Trial(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: Loss
+    method: Literal["fedalc-tree"] | None = None  # None: the loss and rounds say whether fedalc-oneshot or -exact
     features: dict[str, str | FiniteFloat]
     penalty: Annotated[FiniteFloat, Field(gt=0)]
     value: FiniteFloat = 0.0  # of the metric on held-out records, in percent
@@ -75,11 +80,14 @@ class Trial(BaseModel):
 
     @property
     def key(self) -> str:
-        return repr((self.loss, self.features, self.penalty))
+        return _key(self.loss, self.features, self.penalty, self.method)
 
     @property
     def changes(self) -> dict[str, Any]:
         """The settings that this trial stands for."""
+        if self.method is not None:
+            client = {"loss": self.loss, "label_power": self.label_power}
+            return {"method": self.method, "encoder": {}, "client": client, "server": {"ridge": self.penalty}}
         square = self.loss == "square"
         return {
             "method": "fedalc-oneshot" if square and self.rounds == 1 else "fedalc-exact",
@@ -136,6 +144,8 @@ class Search:
 
     def run(self) -> Trial:
         """Return the best trial."""
+        if not self._has_axes and tree_fits(self.settings, self.data):
+            self._try("square", {"name": "linear"}, TREE_PENALTY, TREE)
         for features in self._kinds_of_features():
             self._climb("square", features)
         if self._has_axes:  # otherwise a pass over all labels is too slow
@@ -189,13 +199,15 @@ class Search:
             if best > first:
                 return  # the other direction leads away from it
 
-    def _try(self, loss: Loss, features: dict[str, Any], penalty: float) -> float:
-        trial = self.known.get(repr((loss, features, penalty)))
+    def _try(
+        self, loss: Loss, features: dict[str, Any], penalty: float, method: Literal["fedalc-tree"] | None = None
+    ) -> float:
+        trial = self.known.get(_key(loss, features, penalty, method))
         if trial is None:
             for callback in self.callbacks:
-                callback.phase(f"{SEARCHING}: {loss}, {features['name']}, penalty {penalty:g}", 1, 0)
-            solved = loss == "square" and can_solve(self.settings, self.data)
-            trial = self._solved(features, penalty) if solved else self._by_rounds(loss, features, penalty)
+                callback.phase(f"{SEARCHING}: {method or loss}, {features['name']}, penalty {penalty:g}", 1, 0)
+            solved = loss == "square" and method is None and can_solve(self.settings, self.data)
+            trial = self._solved(features, penalty) if solved else self._by_rounds(loss, features, penalty, method)
             self.record(trial)
             for callback in self.callbacks:
                 callback.step(1, f"{self.metric} {trial.value:.2f}")
@@ -231,16 +243,19 @@ class Search:
             part.sums[repr(features)] = training, sums
         return part.sums[repr(features)]
 
-    # --- other losses, by Newton steps, and the square loss by conjugate gradients if it has too many equations ---
+    # --- other losses, by Newton steps, the square loss by conjugate gradients if it has too many equations, trees ---
 
-    def _by_rounds(self, loss: Loss, features: dict[str, Any], penalty: float) -> Trial:
+    def _by_rounds(
+        self, loss: Loss, features: dict[str, Any], penalty: float, method: Literal["fedalc-tree"] | None = None
+    ) -> Trial:
         began, traffic = time.perf_counter(), Ledger()
-        judged: tuple[int, ...] = JUDGED_ROUNDS  # the first part of the data decides how far to go
+        # The first part of the data decides how far to go.
+        judged: tuple[int, ...] = JUDGED_ROUNDS if method is None else (1,)
         powers = self._powers if loss == "square" else (0.0,)
         outcomes = []
         for number, part in enumerate(self._parts):
             part.sums.clear()  # large, and no longer needed
-            trial = Trial(loss=loss, features=features, penalty=penalty, rounds=judged[-1])
+            trial = Trial(loss=loss, method=method, features=features, penalty=penalty, rounds=judged[-1])
             training = self._training(part, trial, traffic)
             by_round: list[dict[str, float]] = []  # for each round that is judged, a value for each power
             for round_number in range(1, judged[-1] + 1):
@@ -265,7 +280,8 @@ class Search:
         }
         rounds, power = choices[at]
         what = (loss, features, penalty)
-        return self._trial(what, means[at], also, began, traffic, outcomes[0], rounds=rounds, label_power=power)
+        chosen = {"rounds": rounds, "label_power": power, "method": method}
+        return self._trial(what, means[at], also, began, traffic, outcomes[0], **chosen)
 
     def _goes_nowhere(self, values: Sequence[float]) -> bool:
         """Whether a training stops improving, or is clearly behind other settings on the first part."""
@@ -321,8 +337,9 @@ class Search:
         size = min(round(HELD_OUT * len(labelled)), MOST)
         order = labelled[numpy_generator(self.settings.seed, "tuning").permutation(len(labelled))]
         count = min(2 if self._is_large else int(1 / HELD_OUT), -(-ENOUGH // size))
+        tried = np.ones(len(train), dtype=bool) if self._has_axes else np.isin(record, order[:SAMPLE])
         parts = [np.isin(record, order[number * size : (number + 1) * size]) for number in range(count)]
-        return [SplitPart(train.rows(~part), train.rows(part).in_one_place, names) for part in parts]
+        return [SplitPart(train.rows(tried & ~part), train.rows(part).in_one_place, names) for part in parts]
 
     def _training(self, part: Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
         power = 0.0 if self._has_axes else ONE_POWER  # with axes, powers scale the scores afterwards
@@ -339,6 +356,20 @@ class Search:
             callback.part(what, number, total)
         if self.interrupt.asked:
             raise Interrupted("during the search for settings")
+
+
+def _key(loss: Loss, features: Mapping[str, Any], penalty: float, method: str | None) -> str:
+    return repr((loss, features, penalty) if method is None else (loss, features, penalty, method))
+
+
+def tree_fits(settings: Experiment, data: Dataset) -> bool:
+    """Whether a tree of labels can be trained with these settings, and its model is of moderate size."""
+    try:
+        tree = for_labels(changed(settings, {"method": TREE}), data.label_count)
+    except ConfigError:
+        return False
+    largest = max(data.feature_count, data.label_count) * tree.encoder.dim
+    return largest <= LARGEST_MATRIX and data.label_count <= MOST_LABELS
 
 
 def _mean(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:

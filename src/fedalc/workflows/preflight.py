@@ -98,11 +98,12 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     theta = sum(parameter.numel() for parameter in shape.parameters())
     sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
-    copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average, a copy
+    method = METHODS[settings.method]
+    # Gradient, optimiser, average, a copy. A tree is solved for cluster by cluster.
+    copies = 2 if method.sums_by_cluster else 10 if settings.server.optimizer == "cg" else 6
     shard = shard_of(settings, data.label_count)
     rows = data.label_count if shard is None else shard.own.stop - shard.own.start
     needed = number * sub_models * (copies * theta + shape.drawn + 4 * rows * settings.encoder.dim)
-    method = METHODS[settings.method]
     if method.one_round and method.sends_gram and not method.sums_by_cluster:
         needed += equations(settings, data, shape.width) ** 2 * (number + 28)  # and a solution in double precision
     if settings.device == "cpu" and needed > has:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import for_labels
 from fedalc.config.schema import TuningSettings
 from fedalc.core import distributed
 from fedalc.core.atomic_files import write_text
@@ -25,7 +26,7 @@ from fedalc.training.callbacks import Callback
 from fedalc.training.reasons import held_out as held_out_records
 from fedalc.training.search_parts import Part
 from fedalc.training.settings_for_data import can_solve, in_batches, with_axes
-from fedalc.training.tuning import FEWEST, Search, Trial, changed
+from fedalc.training.tuning import FEWEST, Search, Trial, changed, tree_fits
 from fedalc.workflows.preflight import check_memory
 
 
@@ -47,7 +48,7 @@ def settled(
         return in_batches(settings, data), None, resume
     if not can_solve(settings, data) and (settings.tuning.search or settings.tuning.axes):
         has_axes = with_axes(settings, data).encoder.dim >= data.label_count
-        if not (settings.tuning.search and has_axes):
+        if not settings.tuning.search or not (has_axes or tree_fits(settings, data)):
             warnings.warn(
                 (f"{len(data.train):,} records with " if len(data.train) else "")  # those of parties are not here
                 + f"{data.feature_count:,} features are too many for one round"
@@ -101,7 +102,7 @@ def _searched(
         for callback in callbacks:
             callback.log(f"choosing settings by {search.metric} on {held_out_records(search.held_out)}")
         best = search.run()
-        chosen = _over(changed(search.settings, best.changes))
+        chosen = for_labels(_over(changed(search.settings, best.changes)), data.label_count)
         if folder is not None:
             write_text(folder / "config.toml", chosen.to_toml())
         return chosen, _summary(chosen, search.trials, search.held_out)
@@ -138,7 +139,10 @@ def _summary(settings: Experiment, trials: Sequence[Trial], held_out: int | None
     best = max(trials, key=lambda trial: trial.value)
     return {
         "metric": settings.selection.metric,
-        "chosen": {**best.changes, "encoder": {**best.changes["encoder"], "dim": settings.encoder.dim}},
+        "chosen": {
+            **best.changes,
+            "encoder": {"name": "linear", **best.changes["encoder"], "dim": settings.encoder.dim},
+        },
         "value": best.value,
         "held_out": held_out,
         "seconds": sum(trial.seconds for trial in trials),
