@@ -158,8 +158,9 @@ def test_with_random_features(tmp_path: Path, train: Split, parties: Nodes, monk
 
 
 def test_labels_that_share_axes(tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the square loss, with one label power, which the trials use too."""
+    """Only the square loss, with one label power, which the trials use too. Real parties have no tree of labels."""
     monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
+    monkeypatch.setattr("fedalc.training.tuning.tree_fits", lambda settings, data: False)
     deployment, settings = read_run_config(ASKED | {"run-folder": str(tmp_path / "run")}, 1)
     settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
     run_with_parties(LocalGrid(parties), deployment, settings)
