@@ -127,6 +127,8 @@ def test_a_triangular_factor_is_the_matrix(dtype: torch.dtype, records: int) -> 
 def test_own_rows_change_nothing(method: str, engine: str) -> None:
     """For every method, with some of the clients in a round. Not adam, which makes much of the last digits."""
     change: dict[str, Any] = {"method": method, "server": {"optimizer": "momentum", "participation": 0.6}}
+    if method == "fedalc-exact":
+        change["encoder"] = {"shortcut": False}  # it is solved for at full precision
     found, losses = after(3, engine, compression=OWN, **change)
     wanted, others = after(3, engine, **change)
     assert isinstance(found.engine, PartyByParty)

@@ -244,9 +244,9 @@ def peak_mib(budget: int, batch: int) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("batch", "budget", "without"), [(0, 64, 100), (16, 32, 50)])
-def test_memory_stays_within_the_budget(batch: int, budget: int, without: int) -> None:
+@pytest.mark.parametrize(("batch", "budget"), [(0, 64), (16, 32)])
+def test_memory_stays_within_the_budget(batch: int, budget: int) -> None:
     """With batches, clients have matrices of their own, and few work together anyway."""
     large, small = peak_mib(1024, batch), peak_mib(budget, batch)
     assert small <= budget, f"{small} MiB with a budget of {budget}"
-    assert large > without  # so that the budget has made a difference
+    assert large > budget  # so that the budget has made a difference

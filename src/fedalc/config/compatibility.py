@@ -192,7 +192,7 @@ def _check_secure_sums(settings: Experiment) -> None:
 def _check_compression(settings: Experiment) -> None:
     """Check what goes with fewer bytes."""
     compression, facts = settings.compression, method_facts(settings.method)
-    if not compression.on:
+    if not settings.compresses:
         return
     server, encoder = settings.server, encoder_facts(settings.encoder.name)
     on = next(name for name in ("rows", "up", "down") if getattr(compression, name) not in ("all", "full"))

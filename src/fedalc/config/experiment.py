@@ -160,6 +160,12 @@ class Experiment(Settings):
         return self.client.loss == "square" and self.client.label_power > 0
 
     @property
+    def compresses(self) -> bool:
+        """Whether anything travels in fewer bytes. A method of one round sends no θ down."""
+        what, one_round = self.compression, method_facts(self.method).one_round
+        return what.rows != "all" or what.up != "full" or (what.down != "full" and not one_round)
+
+    @property
     def tells_shares(self) -> bool:
         """Whether the server tells each party how many labels each of its records has."""
         return self.client.loss != "hinge" and self.client.set_size == "exact"

@@ -233,10 +233,6 @@ class CompressionSettings(Settings):
     error_feedback: bool = False
     """Parties add what rounding took off a change to their next change."""
 
-    @property
-    def on(self) -> bool:
-        return self.rows != "all" or self.up != "full" or self.down != "full"
-
 
 class EmbeddingSettings(Settings):
     """How the class embeddings W start, and who knows them (docs/exact.md)."""

@@ -27,7 +27,7 @@ def make_engine(settings: Experiment, federation: Federation, method: Method) ->
     engine = ENGINES[settings.engine](federation, method, settings)
     if settings.secure_sums.on:
         return SecureSums(engine, federation, method, settings)
-    if settings.server.aggregation == "mean" and not settings.compression.on:
+    if settings.server.aggregation == "mean" and not settings.compresses:
         return engine
     return PartyByParty(engine, federation, method, settings)
 

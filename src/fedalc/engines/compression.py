@@ -181,7 +181,7 @@ class Compression:
     @staticmethod
     def of(settings: Experiment) -> Compression | None:
         """Return what the settings ask for. None: tensors travel as they are."""
-        return Compression(settings) if settings.compression.on else None
+        return Compression(settings) if settings.compresses else None
 
     def rows_of(self, encoder: Encoder, features: np.ndarray | None) -> np.ndarray | None:
         """Return the rows of the first matrices that instances with these features need (`features` None: all of

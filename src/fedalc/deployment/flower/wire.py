@@ -254,7 +254,7 @@ def for_parties(settings: Experiment) -> str:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:
         sent["secure_sums"] = every["secure_sums"]
-    if settings.compression.on:
+    if settings.compresses:
         sent["compression"] = every["compression"]
     server: dict[str, Any] = {"weights": settings.server.weights}
     if leaves_out_features(settings):
