@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedalc
 from fedalc.config.resolve import default_choice, experiment
@@ -16,9 +17,11 @@ from fedalc.data.images.loose_files import read_pictures
 from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.workflows.enrol import enrol_file
 from fedalc.workflows.export_onnx import export_onnx
 from fedalc.workflows.predict import predict_file
 from fedalc.workflows.prediction_files import Answer
+from fedalc.workflows.verify import verify_file
 from tests.data.pretrained.networks import save_resnet
 from tests.data.text.encoders import make_encoder
 from tests.problems import small_dataset
@@ -215,3 +218,24 @@ def _write_pictures(folder: Path) -> Path:
             lines.append(f"{row}.png,{'|'.join(names[label] for label in split.labels[row].indices)}")
         (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def test_persons_are_verified_and_enrolled_by_pictures(network: Path, tmp_path: Path) -> None:
+    """Colours stand for faces."""
+    rng, colours = np.random.default_rng(0), ((230, 20, 20), (20, 200, 20), (20, 20, 220), (220, 220, 20))
+    for person in range(4):
+        (tmp_path / f"person {person}").mkdir()
+        for number in range(40):
+            pixels = np.clip(rng.normal(colours[person], 25, (32, 32, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"person {person}" / f"{number}.png")
+    lines = [f"person {person}/{number}.png,p{person}" for person in range(3) for number in range(40)]
+    (tmp_path / "train.csv").write_text("picture,labels\n" + "\n".join(lines) + "\n")
+    (tmp_path / "test.csv").write_text("picture,labels\n" + "\n".join(lines[::20]) + "\n")
+    run = tmp_path / "run"
+    given = {"encoder": {"pretrained": str(network)}, "method": "fedncm", "folder": run, "verbose": False}
+    fedalc.train(tmp_path, task="verification", **given)
+    own, other = (verify_file(run, str(tmp_path / f"person {person}"), claim="p0", far=0.1) for person in (0, 1))
+    assert len(own) == len(other) == 40 and own.scores.min() > other.scores.max()
+    assert "p3 is enrolled with 40 records: 4 persons" in enrol_file(run, "p3", str(tmp_path / "person 3"), None)
+    own, other = (verify_file(run, str(tmp_path / f"person {person}"), claim="p3", far=0.1) for person in (3, 1))
+    assert own.scores.min() > other.scores.max()

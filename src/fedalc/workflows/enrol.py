@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalc.core.atomic_files import previous, remove_folder
+from fedalc.data.images.images import Images
 from fedalc.data.label_names import one_form
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.methods.fedalc_plda import row_of_new_person
@@ -34,7 +35,7 @@ from fedalc.models.predicting import refuse_empty
 from fedalc.models.trained import TrainedModel
 from fedalc.runs.folder import only_writer, read_settings
 from fedalc.workflows.load_model import load_model, model_of
-from fedalc.workflows.new_instances import read_features, table_of
+from fedalc.workflows.new_instances import read_records, table_of
 
 FEW = 3  # records of a new person, below which a mean says little
 
@@ -42,7 +43,7 @@ FEW = 3  # records of a new person, below which a mean says little
 def enrol_file(run: Path, name: str, file: str, out: Path | None, columns: Mapping[str, Any] | None = None) -> str:
     """Enrol the person whose records a file has, write the model, and return what was done, in words."""
     model, method = _model(run), _method(run)
-    features = read_features(model, file, table_of(run, columns))
+    features = read_records(model, file, table_of(run, columns))
     new = enrolled(model, name, features, method)
     folder = model_of(run) if out is None else out
     kept = f"; the model before it is {previous(folder)}" if folder.exists() else ""
@@ -65,6 +66,8 @@ def unenrol_run(run: Path, name: str, out: Path | None) -> str:
 def enrolled(model: TrainedModel, name: str, features: Any, method: str | None = None) -> TrainedModel:
     """Return the model with one more person. `method`: that it was trained with."""
     _check_name(model, name)
+    if isinstance(features, Images) and model.pictures is not None:
+        features = model.pictures.transform(features)
     refuse_empty(features, "every such record would pass", name)
     if features.shape[0] < FEW:
         warnings.warn(f"{features.shape[0]} records are few: at least {FEW} make a better row", stacklevel=2)

@@ -18,7 +18,8 @@ from fedalc.data.formats import file_format
 from fedalc.data.formats.table import TableFormat
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.formats.text_stream import LineReader, not_text
-from fedalc.data.images.loose_files import looks_like_pictures
+from fedalc.data.images.images import Images
+from fedalc.data.images.loose_files import looks_like_pictures, read_pictures
 from fedalc.data.load import load_file
 from fedalc.data.text.base import TextFeatures
 from fedalc.errors import DataError, FedalcError
@@ -27,6 +28,13 @@ from fedalc.models.predicting import Predictor
 STANDARD_INPUT = "-"
 _LINES = re.compile(r"\.(txt|text)(\.gz|\.bz2)?", re.IGNORECASE)
 _HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: instances, features, labels
+
+
+def read_records(model: Predictor, given: Path | str, table: TableSettings | None = None) -> csr_matrix | Images:
+    """Return the same, or pictures of a file, folder or archive if the model takes pictures."""
+    if model.picture_size is None or given == STANDARD_INPUT:
+        return read_features(model, given, table)
+    return read_pictures(given, model.picture_size, fit=model.picture_fit)
 
 
 def read_features(

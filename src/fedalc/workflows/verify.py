@@ -15,10 +15,10 @@ from fedalc.data.formats import file_format
 from fedalc.data.formats.table import TableFormat
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.tables.cells import as_text
-from fedalc.errors import ConfigError, DataError, FedalcError
+from fedalc.errors import ConfigError, DataError
 from fedalc.models.verification import Verdicts
 from fedalc.workflows.load_model import light_model
-from fedalc.workflows.new_instances import STANDARD_INPUT, read_features, table_of
+from fedalc.workflows.new_instances import STANDARD_INPUT, read_records, table_of
 
 
 def verify_file(
@@ -41,11 +41,9 @@ def verify_file(
         raise ConfigError("give --claim NAME, or --claims COLUMN or FILE; one of them", "--claim")
     model = light_model(run, file, device)
     model.trials()  # before reading the file
-    if model.picture_size is not None:
-        raise FedalcError("this model was trained on pictures: use run.model.verify(fedalc.read_pictures(…), claim)")
     table = table_of(run, columns)
     names = claim if claims is None else _claims(claims, file, table)
-    return model.verify(read_features(model, file, table), names if names is not None else "", far=far, genuine=genuine)
+    return model.verify(read_records(model, file, table), names if names is not None else "", far=far, genuine=genuine)
 
 
 def _claims(claims: str, file: str, table: TableSettings) -> list[str]:
