@@ -110,7 +110,7 @@ def _check_weights(work: Work, names: Sequence[str]) -> None:
         return
     own, client = own_counts(work), work.settings.client
     _check_follow(work, told.label_weights, client.label_power, own)
-    if _knows_counts(work):  # not what was told: what rounding lets pass would do, since sums are exact
+    if _knows_counts(work):  # not the server's weights: sums are exact, so weights that are almost right would show
         rarest = config(work.message.content, "task", {RAREST: float})[RAREST]
         due = weights_of(np.append(own, rarest), client.label_power, client.label_offset)[:-1]
         work.method = replace(work.method, told=replace(told, label_weights=due))

@@ -1,4 +1,4 @@
-"""At a party: what it is told of a sum of this run is of the same parties as the sum that it answers.
+"""At a party: sums that the server sends back must be of the same parties as the sum that is asked for now.
 
 Seals (`table_seals`) show that a sum of the run gave some set sizes or numbers of documents, and not whose sum. With
 set sizes of four parties in a training over seven, a record that parties on both sides have counts otherwise than with
