@@ -184,11 +184,11 @@ def test_a_servers_command_line(tmp_path: Path) -> None:
 
 def test_a_servers_limits_reach_the_gate(tmp_path: Path) -> None:
     given = Server(ServerState(tmp_path), None, max_request_mb=3, max_reply_mb=7, max_connections=20).command()
-    limits, on_disk, others = read_arguments(given)
-    assert (limits, on_disk) == (Limits(3 * MIB, 7 * MIB, connections=20), False)
+    limits, in_memory, others = read_arguments(given)
+    assert (limits, in_memory) == (Limits(3 * MIB, 7 * MIB, connections=20), False)
     assert "--insecure" in others and not any(word.startswith("--max") for word in others)
     assert read_arguments(Server(ServerState(tmp_path), None).command())[0] == Limits(), "the same defaults"
-    assert read_arguments(Server(ServerState(tmp_path), None, messages_on_disk=True).command())[1]
+    assert read_arguments(Server(ServerState(tmp_path), None, messages_in_memory=True).command())[1]
     with pytest.raises(FedalcError, match="--max-request-mb 5 is more than --max-reply-mb 4"):
         run("server", "--insecure", "--state", str(tmp_path), "--max-request-mb", "5", "--max-reply-mb", "4")
 

@@ -86,7 +86,18 @@ def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: p
     monkeypatch.setattr(fleet_handlers, "push_messages", fleet_handlers.push_messages)
     monkeypatch.setattr(service, "create_app", service.create_app)  # to be put back afterwards
     monkeypatch.setattr(states, "ObjectStoreFactory", states.ObjectStoreFactory)
-    words = ["--insecure", "--port", "1", "--max-request-mb", "3", "--max-reply-mb", "7", "--max-connections", "20"]
+    words = [
+        "--insecure",
+        "--port",
+        "1",
+        "--max-request-mb",
+        "3",
+        "--max-reply-mb",
+        "7",
+        "--max-connections",
+        "20",
+        "--messages-in-memory",
+    ]
     monkeypatch.setattr(sys, "argv", ["flower-superlink", *words])
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
         monkeypatch.setenv(name, "1")

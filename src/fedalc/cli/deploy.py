@@ -78,8 +78,8 @@ def server(
     max_request_mb: Annotated[int, typer.Option(min=1, help="largest single request of a party, in MiB")] = 64,
     max_reply_mb: Annotated[int, typer.Option(min=1, help="largest reply of a party to one question, in MiB")] = 1024,
     max_connections: Annotated[int, typer.Option(min=10, help="limit of open connections, from all addresses")] = 1000,
-    messages_on_disk: Annotated[
-        bool, typer.Option("--messages-on-disk", help="keep messages on disk: less memory, slower rounds")
+    messages_in_memory: Annotated[
+        bool, typer.Option("--messages-in-memory", help="keep no message on disk: quicker rounds, more memory")
     ] = False,
 ) -> None:
     """Run the server in the foreground: it accepts registered parties, and executes `fedalc deploy run`."""
@@ -93,7 +93,7 @@ def server(
     if max_request_mb > max_reply_mb:
         raise ConfigError(f"--max-request-mb {max_request_mb} is more than --max-reply-mb {max_reply_mb}")
     limits = (max_request_mb, max_reply_mb, max_connections)
-    run_server(Server(ServerState(state), secured, host, port, *limits, messages_on_disk), _sayer())
+    run_server(Server(ServerState(state), secured, host, port, *limits, messages_in_memory), _sayer())
 
 
 @app.command()

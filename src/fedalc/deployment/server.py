@@ -27,7 +27,7 @@ class Server:
     max_request_mb: int = 64
     max_reply_mb: int = 1024
     max_connections: int = 1000
-    messages_on_disk: bool = False
+    messages_in_memory: bool = False
 
     @property
     def own_address(self) -> str:
@@ -52,8 +52,8 @@ class Server:
             *("--max-reply-mb", str(self.max_reply_mb)),
             *("--max-connections", str(self.max_connections)),
         ]
-        on_disk = ["--messages-on-disk"] if self.messages_on_disk else []
-        return [*python_module("fedalc.deployment.superlink"), *trust, *where, *limits, *on_disk]
+        messages = ["--messages-in-memory"] if self.messages_in_memory else []
+        return [*python_module("fedalc.deployment.superlink"), *trust, *where, *limits, *messages]
 
     @contextmanager
     def running(self) -> Iterator[Process]:

@@ -1,5 +1,5 @@
 """Flower's SuperLink behind a gate: `python -m fedalc.deployment.superlink …` takes flower-superlink's arguments, and
-the gate's own (`--max-request-mb`, `--max-reply-mb`, `--max-connections`), and `--messages-on-disk`.
+the gate's own (`--max-request-mb`, `--max-reply-mb`, `--max-connections`), and `--messages-in-memory`.
 
 It listens on one port only. Flower's older gRPC APIs would listen on other ports, beside the gate, so they stay off.
 """
@@ -34,7 +34,7 @@ def main() -> None:
 
     from fedalc.deployment.connections import protocol
 
-    limits, on_disk, sys.argv[1:] = read_arguments(sys.argv[1:])
+    limits, in_memory, sys.argv[1:] = read_arguments(sys.argv[1:])
     for name in _BESIDE_THE_GATE:
         os.environ.pop(name, None)
     _allow_open_files(limits.connections)
@@ -62,7 +62,7 @@ def main() -> None:
 
     if not (hasattr(fleet_handlers, "push_messages") and hasattr(states, "ObjectStoreFactory")):
         sys.exit(_UNKNOWN_FLOWER)
-    if not on_disk:  # Flower has no option for it: runs and nodes in a database, what messages contain in memory
+    if in_memory:  # Flower has no option for it: runs and nodes in a database, what messages contain in memory
         vars(states)["ObjectStoreFactory"] = lambda database: ObjectStoreFactory()
     vars(fleet_handlers)["push_messages"] = own_replies_only(fleet_handlers.push_messages)
     service.create_app = make_gated
@@ -71,16 +71,16 @@ def main() -> None:
 
 
 def read_arguments(words: list[str]) -> tuple[Limits, bool, list[str]]:
-    """Return the gate's limits, whether messages are on disk, and the arguments that are Flower's."""
+    """Return the gate's limits, whether messages are kept in memory, and the arguments that are Flower's."""
     defaults = Limits()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-request-mb", type=int, default=defaults.request // MIB)
     parser.add_argument("--max-reply-mb", type=int, default=defaults.reply // MIB)
     parser.add_argument("--max-connections", type=int, default=defaults.connections)
-    parser.add_argument("--messages-on-disk", action="store_true")
+    parser.add_argument("--messages-in-memory", action="store_true")
     given, others = parser.parse_known_args(words)
     limits = Limits(given.max_request_mb * MIB, given.max_reply_mb * MIB, connections=given.max_connections)
-    return limits, given.messages_on_disk, others
+    return limits, given.messages_in_memory, others
 
 
 def own_replies_only(push: Callable[..., Any]) -> Callable[..., Any]:

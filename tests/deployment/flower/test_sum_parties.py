@@ -15,12 +15,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from scipy.sparse import csr_matrix
 
+from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.bucket_census import BucketCensus
 from fedalc.deployment.flower.bucket_sums import RECORDS, Counting, SealedTables
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.masked_sums import MaskedSums
-from fedalc.deployment.flower.party_settings import check_same_settings, check_same_tables
+from fedalc.deployment.flower.party_settings import check_same_settings, check_same_tables, check_strictly
+from fedalc.deployment.flower.party_texts import check_masked
 from fedalc.deployment.flower.sum_parties import check_counted, check_texts, note_counted, note_texts
 from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import SEARCH, BadMessage
@@ -188,3 +190,26 @@ def test_the_powers_that_count_are_those_of_answers(tmp_path: Path) -> None:
     ask(0.6)
     with pytest.raises(BadMessage, match="label powers over all runs = 3"):
         ask(0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"method": "fedalc-exact", "collection": {"by": "psi"}, "client": {"set_size": "expected"}},
+            "--collection psi",
+        ),
+        ({"method": "fedalc-exact", "text": {"kind": "vocabulary"}}, "this party's terms by keyed digest"),
+    ],
+)
+def test_what_the_server_alone_would_say_is_refused(settings: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """Mean set sizes of its own, or a vocabulary of its own, for each party."""
+    asked = experiment(settings | {"secure_sums": {"on": True}, "engine": "flower", "encoder": {"name": "linear"}})
+
+    def check(context: Context) -> None:
+        check_strictly(context, asked, Limits())
+        check_masked(asked, context)
+
+    with pytest.raises(BadMessage, match=problem):
+        check(a_party(tmp_path))
+    check(a_party(tmp_path, insists=False))

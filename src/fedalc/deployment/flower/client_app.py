@@ -17,7 +17,6 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedalc.config.experiment import Experiment
 from fedalc.config.facts import leaves_out_features
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import DocumentCounter, NotAgreed
@@ -35,9 +34,9 @@ from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
-from fedalc.deployment.flower.party_settings import check_same_records, check_same_settings, insists
+from fedalc.deployment.flower.party_settings import check_same_records, check_same_settings
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
-from fedalc.deployment.flower.party_texts import check_own, counted_documents, summed_documents
+from fedalc.deployment.flower.party_texts import check_masked, check_own, counted_documents, summed_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
 from fedalc.deployment.flower.wire import (
     BadMessage,
@@ -114,18 +113,9 @@ def hello(message: Message, context: Context) -> RecordDict:
 def _texts(message: Message, context: Context) -> RecordDict:
     """Say that this party has texts, and its name."""
     settings, question, _ = checked_task(message, context)
-    _check_masked(settings, context)
+    check_masked(settings, context)
     party = party_of(context, settings, question, hashed)
     return RecordDict({TEXTS: ConfigRecord({"client": party.name})})
-
-
-def _check_masked(settings: Experiment, context: Context) -> None:
-    """Refuse to count documents in the clear, if the party insists on secure sums."""
-    if insists(context) and not masks_counts(settings):
-        raise BadMessage(
-            "needs this party's terms by keyed digest, with numbers that no secure sum hides, and the party takes part "
-            "in secure sums only (--require-secure-sums); text.kind=hashing adds up in secret"
-        )
 
 
 @app.query("document_counts")
@@ -134,7 +124,7 @@ def document_counts(message: Message, context: Context) -> RecordDict:
     """Send in how many of its documents each term is, as a keyed digest, or each bucket of a hash."""
     settings, question, limits = checked_task(message, context)
     check_documents(settings)
-    _check_masked(settings, context)
+    check_masked(settings, context)
     counter = DocumentCounter(settings.text)
     party = party_of(context, settings, question, lambda hasher: counter)
     counts = counted_documents(party, counter, context, settings, question["run"])

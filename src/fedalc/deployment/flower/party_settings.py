@@ -39,6 +39,11 @@ def check_strictly(context: Context, settings: Experiment, limits: Limits) -> No
     if not insists(context):
         return
     limits.check("secure_sums.norm", settings.secure_sums.norm)
+    if settings.collection.by == "psi" and settings.client.loss != "hinge":
+        raise BadMessage(
+            "has a loss over set sizes with --collection psi: the server alone says what they are. This party answers "
+            "it with --collection sums (--require-secure-sums)"
+        )
     if settings.privacy.covers_records:
         return
     client = settings.client

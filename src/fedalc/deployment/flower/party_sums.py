@@ -183,7 +183,8 @@ class Masking:
         problem = "divides weights by another number than before in this run"
         check_unchanged(work.context, work.question["run"], divided, problem)
         if not work.settings.privacy.covers_records:  # noise bounds what runs show together
-            power = work.settings.client.label_power if work.settings.weighs_labels else None
+            client = work.settings.client  # power 0 is one too: all weights are 1
+            power = client.label_power if client.loss == "square" else None
             check_same_settings(work.context, work.question, work.limits, power)
             check_same_records(work.context, work.party, work.limits)
 

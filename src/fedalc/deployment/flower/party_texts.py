@@ -30,6 +30,7 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party, TextOf, party_collection
 from fedalc.deployment.flower.party_budget import spend_documents
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_settings import insists
 from fedalc.deployment.flower.party_sums import masked_counts, sum_at_hand
 from fedalc.deployment.flower.sum_parties import note_counted, note_texts
 from fedalc.deployment.flower.wire import BadMessage, unpack
@@ -98,6 +99,7 @@ def text_of(message: Message, context: Context, settings: Experiment, run: str, 
     agreement = _agreement(message, context, settings, run, limits) if needs_counts(text) else None
     if agreement is None:
         return lambda hasher: text
+    check_masked(settings, context)
 
     def agreed(hasher: Hasher) -> TextFeatures:
         try:
@@ -108,6 +110,16 @@ def text_of(message: Message, context: Context, settings: Experiment, run: str, 
         return features if folder is None else KeptRows(features, Path(str(folder)), _digest(agreement, text))
 
     return agreed
+
+
+def check_masked(settings: Experiment, context: Context) -> None:
+    """Refuse numbers of documents that are not added up in secret, if the party insists on secure sums: the server
+    could give it alone a vocabulary that its texts have words of."""
+    if insists(context) and not masks_counts(settings):
+        raise BadMessage(
+            "needs this party's terms by keyed digest, with numbers that no secure sum hides, and the party takes part "
+            "in secure sums only (--require-secure-sums); text.kind=hashing adds up in secret"
+        )
 
 
 def check_own(content: RecordDict, party: Party, text: TextSettings) -> None:

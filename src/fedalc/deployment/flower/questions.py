@@ -77,6 +77,8 @@ def party_of(context: Context, settings: Experiment, question: dict[str, Any], t
         raise BadMessage("has secure sums, and this party has no key that others could know it by")
     if settings.embeddings.secret and party.collection.key is None:
         raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
+    if question[SEARCH] and settings.embeddings.secret:  # from sums with two label powers the rows follow
+        raise BadMessage("is a search for settings, with secret rows (embeddings.secret)")
     if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests
         raise BadMessage("is a search for settings, and this party recognises instances by embedding (--identity)")
     features, name = party.holding.split.features, settings.encoder.name
