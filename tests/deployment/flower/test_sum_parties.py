@@ -21,8 +21,10 @@ from fedalc.deployment.flower.bucket_census import BucketCensus
 from fedalc.deployment.flower.bucket_sums import RECORDS, Counting, SealedTables
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.masked_sums import MaskedSums
+from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_settings import check_same_settings, check_same_tables, check_strictly
 from fedalc.deployment.flower.party_texts import check_masked
+from fedalc.deployment.flower.questions import party_of
 from fedalc.deployment.flower.sum_parties import check_counted, check_texts, note_counted, note_texts
 from fedalc.deployment.flower.table_seals import SumOf
 from fedalc.deployment.flower.wire import SEARCH, BadMessage
@@ -213,3 +215,21 @@ def test_what_the_server_alone_would_say_is_refused(settings: dict[str, Any], pr
     with pytest.raises(BadMessage, match=problem):
         check(a_party(tmp_path))
     check(a_party(tmp_path, insists=False))
+
+
+def test_a_search_with_secret_rows_is_refused(strict: Nodes) -> None:
+    """From sums with two label powers the rows follow."""
+    given = {"secure_sums": {"on": True}, "engine": "flower", "encoder": {"name": "linear"}}
+    asked = experiment(given | {"method": "fedalc-exact", "embeddings": {"secret": True}})
+    context = Context(1, 1, strict[0], RecordDict(), {})
+    party_of(context, asked, {SEARCH: "", "run": RUN}, hashed)
+    with pytest.raises(BadMessage, match="is a search for settings, with secret rows"):
+        party_of(context, asked, {SEARCH: "{}", "run": RUN}, hashed)
+
+
+def test_label_power_zero_is_a_weighting_too(strict: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {node: config | {"allow": "sum_settings=3"} for node, config in strict.items()}
+    for power in (0.0, 0.3):
+        train(nodes, tmp_path / str(power), ("fedalc-oneshot", LINEAR | {"client.label_power": power}))
+    said = refusal(capsys, nodes, tmp_path / "third", ("fedalc-oneshot", LINEAR | {"client.label_power": 0.9}))
+    assert "label powers over all runs = 3 is outside 1 to 2" in said

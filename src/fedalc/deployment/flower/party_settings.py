@@ -84,14 +84,11 @@ def check_same_tables(
     share their buckets, which changes what their parties add up. Other settings, and other parties (`names`), have
     sizes of their own, since the size follows from both."""
     if insists(context):
-        if (
-            counting.tables.tables and counting.tables.buckets < FEWEST_BUCKETS
-        ):  # who refuses a full one has a record there
-            raise BadMessage(
-                f"counts in tables of {counting.tables.buckets} buckets; at least {FEWEST_BUCKETS} are usual"
-            )
+        tables = counting.tables
+        if tables.tables and tables.buckets < FEWEST_BUCKETS:  # a full bucket is refused by those with a record in it
+            raise BadMessage(f"counts in tables of {tables.buckets} buckets; at least {FEWEST_BUCKETS} are usual")
         about = fingerprint(_told(question, "settings").encode(), *(name.encode() for name in names))
-        size = f"{counting.tables.tables} × {counting.tables.buckets}"
+        size = f"{tables.tables} × {tables.buckets}"
         why = f"counts in {size} buckets, and an earlier run in others: set sizes of single records may differ"
         where = f"_tables-{counting.what}-{counting.on_held_out}-{about}"
         _check_known(context, where, size, limits, "bucket_tables", why)
@@ -122,11 +119,16 @@ def check_same_settings(context: Context, question: dict[str, Any], limits: Limi
     that it began with count, and its trials as trials over all runs: otherwise every run could call itself a search."""
     if not insists(context):
         return
+    power_said = [] if power is None else [repr(power)]
+    with remembered(context, _POWERS) as powers:
+        limits.check("label_powers", max(len({*power_said, *powers}), 1), "label powers over all runs")
+    _check_settings(context, question, limits)
+    with remembered(context, _POWERS) as powers:
+        powers |= dict.fromkeys(power_said, "")
+
+
+def _check_settings(context: Context, question: dict[str, Any], limits: Limits) -> None:
     trial, told = _told(question, "settings"), _told(question, SEARCH if question[SEARCH] else "settings")
-    if power is not None:
-        with remembered(context, _POWERS) as powers:
-            limits.check("label_powers", len({repr(power), *powers}), "label powers over all runs")
-            powers[repr(power)] = ""
     with remembered(context, _TRIALS) as tried:
         if question[SEARCH] and (key := fingerprint(trial.encode())) not in tried:
             # One of them is what the search began with.
